@@ -1,0 +1,240 @@
+"""The run file: one frozen pydantic model a section. Defaults here are the product's defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Address = Annotated[str, Field(pattern=r"^[^\s:]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$")]
+
+#: Keys that two services of one run may set differently: where they run, not what they learn.
+LOCAL_KEYS = frozenset(
+    {
+        "run.folder",
+        "buffer",
+        "sampler.connect",
+        "sampler.fleet",
+        "sampler.region",
+        "sampler.id",
+        "sampler.engine",
+        "sampler.concurrent_groups",
+        "sampler.frame_linger_s",
+        "learner.connect",
+        "learner.ranks",
+        "learner.tokens_per_microbatch",
+        "learner.keep_checkpoints",
+        "learner.deepspeed",
+        "fleet",
+        "observe",
+        "security",
+    }
+)
+
+#: vLLM settings that forebay owns, and why.
+OWNED_ENGINE_KEYS = {
+    "model": "set [model] path",
+    "tokenizer": "set [model] tokenizer",
+    "seed": "seeds come from (run seed, group, member)",
+    "logprobs_mode": "importance ratios need processed_logprobs",
+    "weight_transfer_config": "weights arrive through forebay's own engine",
+    "worker_extension_cls": "forebay guards the worker with its own extension",
+}
+
+#: DeepSpeed settings that forebay owns, and why.
+OWNED_DEEPSPEED_KEYS = {
+    "train_batch_size": "batches are leased: set [learner] groups_per_step and group_size",
+    "train_micro_batch_size_per_gpu": "micro-batches are sized by tokens: set [learner] tokens_per_microbatch",
+    "gradient_accumulation_steps": "micro-batches are sized by tokens: set [learner] tokens_per_microbatch",
+    "gradient_clipping": "set [learner] max_grad_norm",
+    "optimizer": "set [learner] lr, betas, weight_decay",
+    "bf16": "set [learner] compute_dtype",
+    "fp16": "set [learner] compute_dtype",
+}
+
+
+class Section(BaseModel):
+    """A section of the run file: immutable, and a key it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSection(Section):
+    """Identity of the run and where this machine keeps its part of it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    folder: Path | None = Field(None, description="everything this machine keeps of the run; default runs/NAME")
+    seed: int = 0
+
+    @property
+    def home(self) -> Path:
+        """The run folder, `runs/NAME` unless set."""
+        return self.folder if self.folder is not None else Path("runs") / self.name
+
+
+class ModelSection(Section):
+    """The model that is trained."""
+
+    path: str = Field(description="Hugging Face name or local checkpoint folder")
+    tokenizer: str | None = Field(None, description="where the tokenizer is, when not with the model")
+    make: str | None = Field(
+        None, description="module:function(folder, seed) that makes the checkpoint at `path` when it is missing"
+    )
+
+
+class TaskSection(Section):
+    """What is learned. `name` is `reasoning-gym:TASK`, `jsonl:FILE` or `package.module:factory`."""
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict, description="passed to the task")
+    train_prompts: Positive = 2000
+    heldout_prompts: Natural = 200
+    system_prompt: str = ""
+    prompt_template: str = Field("{prompt}", description="the user's message; {prompt} is the task's question")
+    chat: bool = Field(True, description="apply the tokenizer's chat template; false: the text as it is")
+    answer_pattern: str | None = Field(
+        None, description="regular expression whose last match (group 1 if any) in the reply is the answer"
+    )
+    reward_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+
+
+class BufferSection(Section):
+    """The buffer service."""
+
+    listen: Address = "127.0.0.1:7070"
+    http: Address = "127.0.0.1:7071"
+    member_timeout_s: Annotated[float, Field(gt=0)] = Field(20.0, description="without a heartbeat: lost, permits go to others")
+    memory_mb: Positive = Field(256, description="bytes of frames held in memory at most")
+    disk_gb: Annotated[float, Field(gt=0)] = Field(50.0, description="journal and weights at most; then appends are pushed back")
+    keep_anchors: Positive = Field(2, description="weight versions older than this many anchors are deleted")
+
+
+class SamplerSection(Section):
+    """A vLLM sampler."""
+
+    connect: Address | None = Field(None, description="the buffer; default: [buffer] listen")
+    id: str | None = Field(None, description="default: host name and a random part")
+    fleet: str = "local"
+    region: str = "local"
+    concurrent_groups: Positive = Field(16, description="groups generating at once")
+    frame_linger_s: Annotated[float, Field(ge=0)] = Field(0.05, description="finished groups wait this long for company in a frame")
+    max_new_tokens: Positive = 256
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    stop: list[str] = Field(default_factory=list)
+    attempts: Positive = Field(2, description="tries at a failed generation or reward before the group is dropped")
+    group_timeout_s: Annotated[float, Field(gt=0)] = Field(600.0, description="a group older than this is aborted and dropped")
+    reward_workers: Positive = 1
+    engine: dict[str, Any] = Field(default_factory=dict, description="any vLLM engine argument")
+
+
+class LearnerSection(Section):
+    """The DeepSpeed learner."""
+
+    connect: Address | None = Field(None, description="the buffer; default: [buffer] listen")
+    ranks: Positive = 1
+    steps: Positive = 100
+    groups_per_step: Positive = Field(16, description="B: groups a step")
+    group_size: Positive = Field(8, description="G: trajectories a group")
+    max_staleness: Natural = Field(4, description="steps; 0 with [publish] every_steps = 1 is the synchronous algorithm")
+    epochs: Positive = 1
+    minibatches: Positive = Field(1, description="optimizer updates an epoch")
+    lr: Annotated[float, Field(ge=0)] = 1e-6
+    lr_warmup_steps: Natural = 0
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    importance_cap: Annotated[float, Field(ge=1)] = Field(
+        2.0, description="truncated importance sampling: per-token learner/behaviour ratio is cut here"
+    )
+    normalize_advantage: bool = Field(True, description="divide by the group's standard deviation (GRPO); false: Dr.GRPO")
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    max_kl: Annotated[float, Field(gt=0)] = Field(10.0, description="mean KL to the behaviour policy above which the run pauses")
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    zero_stage: Literal[0, 1, 2] = 1
+    gradient_checkpointing: bool = False
+    tokens_per_microbatch: Positive = 8192
+    checkpoint_every_steps: Positive = 10
+    keep_checkpoints: Positive = 2
+    deepspeed: dict[str, Any] = Field(default_factory=dict, description="any DeepSpeed setting")
+
+
+class PublishSection(Section):
+    """How weights leave the learner."""
+
+    every_steps: Positive = 1
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    anchor_every: Positive = Field(50, description="publications between two full snapshots")
+
+
+class FleetSection(Section):
+    """What `forebay run` starts on this machine."""
+
+    samplers: Positive = 1
+    max_restarts: Natural = Field(3, description="a service that dies more often ends the run")
+
+
+class ObserveSection(Section):
+    """What is measured and shown."""
+
+    eval_every_steps: Natural = Field(0, description="held-out evaluation between start and end; 0: only these two")
+    plot: bool = True
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class SecuritySection(Section):
+    """What protects the wire."""
+
+    insecure: bool = Field(False, description="allow listening beyond loopback without TLS (a trusted network only)")
+
+
+class RunFile(Section):
+    """A whole run file, resolved."""
+
+    run: RunSection
+    model: ModelSection
+    task: TaskSection
+    buffer: BufferSection = Field(default_factory=BufferSection)
+    sampler: SamplerSection = Field(default_factory=SamplerSection)
+    learner: LearnerSection = Field(default_factory=LearnerSection)
+    publish: PublishSection = Field(default_factory=PublishSection)
+    fleet: FleetSection = Field(default_factory=FleetSection)
+    observe: ObserveSection = Field(default_factory=ObserveSection)
+    security: SecuritySection = Field(default_factory=SecuritySection)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunFile:
+        if self.learner.max_staleness < self.publish.every_steps - 1:
+            raise ValueError(
+                f"learner.max_staleness is {self.learner.max_staleness}, but with publish.every_steps = "
+                f"{self.publish.every_steps} the learner would wait for ever: expected at least {self.publish.every_steps - 1}"
+            )
+        if self.learner.minibatches > self.learner.groups_per_step:
+            raise ValueError(
+                f"learner.minibatches is {self.learner.minibatches}: expected at most learner.groups_per_step "
+                f"({self.learner.groups_per_step}), a group is never split"
+            )
+        for section, keys, owned in (
+            ("sampler.engine", self.sampler.engine, OWNED_ENGINE_KEYS),
+            ("learner.deepspeed", self.learner.deepspeed, OWNED_DEEPSPEED_KEYS),
+        ):
+            for key in keys:
+                if key in owned:
+                    raise ValueError(f"{section}.{key} is forebay's own: {owned[key]}")
+        return self
+
+    @property
+    def sampler_target(self) -> str:
+        """Address of the buffer that a sampler of this run file dials."""
+        return self.sampler.connect or self.buffer.listen
+
+    @property
+    def learner_target(self) -> str:
+        """Address of the buffer that the learner of this run file dials."""
+        return self.learner.connect or self.buffer.listen
