@@ -28,10 +28,13 @@ class AdmitRequest(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
     groups: _builtins.int
     """how many permits are wanted at most"""
     wait_s: _builtins.float
     """long poll; the server caps it"""
+    request: _builtins.int
+    """grows with each new request of this member; a repeated one gets the same permits"""
     @_builtins.property
     def member(self) -> _common_pb2.Member: ...
     @_builtins.property
@@ -45,10 +48,11 @@ class AdmitRequest(_message.Message):
         groups: _builtins.int = ...,
         held: _common_pb2.Version | None = ...,
         wait_s: _builtins.float = ...,
+        request: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "held", b"held", "member", b"member", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "held", b"held", "member", b"member", "request", b"request", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,10 @@ class Event(_message.Message):
     PUBLISHED_FIELD_NUMBER: _builtins.int
     EVALUATED_FIELD_NUMBER: _builtins.int
     EXPIRED_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     at_unix_s: _builtins.float
     """for people; no decision reads it"""
     @_builtins.property
@@ -66,6 +70,14 @@ class Event(_message.Message):
     def evaluated(self) -> Global___Evaluated: ...
     @_builtins.property
     def expired(self) -> Global___Expired: ...
+    @_builtins.property
+    def left(self) -> Global___Left: ...
+    @_builtins.property
+    def paused(self) -> Global___Paused: ...
+    @_builtins.property
+    def resumed(self) -> Global___Resumed: ...
+    @_builtins.property
+    def refused(self) -> Global___Refused: ...
     def __init__(
         self,
         *,
@@ -82,12 +94,16 @@ class Event(_message.Message):
         published: Global___Published | None = ...,
         evaluated: Global___Evaluated | None = ...,
         expired: Global___Expired | None = ...,
+        left: Global___Left | None = ...,
+        paused: Global___Paused | None = ...,
+        resumed: Global___Resumed | None = ...,
+        refused: Global___Refused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "committed", b"committed", "dropped", b"dropped", "evaluated", b"evaluated", "expired", b"expired", "granted", b"granted", "joined", b"joined", "kind", b"kind", "leased", b"leased", "published", b"published", "refunded", b"refunded", "rewound", b"rewound", "run_opened", b"run_opened"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "committed", b"committed", "dropped", b"dropped", "evaluated", b"evaluated", "expired", b"expired", "granted", b"granted", "joined", b"joined", "kind", b"kind", "leased", b"leased", "left", b"left", "paused", b"paused", "published", b"published", "refunded", b"refunded", "refused", b"refused", "resumed", b"resumed", "rewound", b"rewound", "run_opened", b"run_opened"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "at_unix_s", b"at_unix_s", "committed", b"committed", "dropped", b"dropped", "evaluated", b"evaluated", "expired", b"expired", "granted", b"granted", "joined", b"joined", "kind", b"kind", "leased", b"leased", "published", b"published", "refunded", b"refunded", "rewound", b"rewound", "run_opened", b"run_opened"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "at_unix_s", b"at_unix_s", "committed", b"committed", "dropped", b"dropped", "evaluated", b"evaluated", "expired", b"expired", "granted", b"granted", "joined", b"joined", "kind", b"kind", "leased", b"leased", "left", b"left", "paused", b"paused", "published", b"published", "refunded", b"refunded", "refused", b"refused", "resumed", b"resumed", "rewound", b"rewound", "run_opened", b"run_opened"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_opened", "joined", "granted", "appended", "refunded", "leased", "committed", "rewound", "dropped", "published", "evaluated", "expired"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_opened", "joined", "granted", "appended", "refunded", "leased", "committed", "rewound", "dropped", "published", "evaluated", "expired", "left", "paused", "resumed", "refused"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -144,6 +160,8 @@ class Granted(_message.Message):
 
     MEMBER_FIELD_NUMBER: _builtins.int
     PERMITS_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    request: _builtins.int
     @_builtins.property
     def member(self) -> _common_pb2.Member: ...
     @_builtins.property
@@ -153,10 +171,11 @@ class Granted(_message.Message):
         *,
         member: _common_pb2.Member | None = ...,
         permits: _abc.Iterable[_experience_pb2.Permit] | None = ...,
+        request: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "permits", b"permits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "permits", b"permits", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -250,9 +269,12 @@ class Committed(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     CHECKPOINT_STEP_FIELD_NUMBER: _builtins.int
     METRICS_JSON_FIELD_NUMBER: _builtins.int
+    FINAL_STEP_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     checkpoint_step: _builtins.int
     metrics_json: _builtins.str
+    final_step: _builtins.int
+    """batches up to here are never replayed: their payloads may go"""
     @_builtins.property
     def member(self) -> _common_pb2.Member: ...
     def __init__(
@@ -262,10 +284,11 @@ class Committed(_message.Message):
         step: _builtins.int = ...,
         checkpoint_step: _builtins.int = ...,
         metrics_json: _builtins.str = ...,
+        final_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_step", b"checkpoint_step", "member", b"member", "metrics_json", b"metrics_json", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_step", b"checkpoint_step", "final_step", b"final_step", "member", b"member", "metrics_json", b"metrics_json", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,3 +414,88 @@ class Expired(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Expired: _TypeAlias = Expired  # noqa: Y015
+
+@_typing.final
+class Left(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def member(self) -> _common_pb2.Member: ...
+    def __init__(
+        self,
+        *,
+        member: _common_pb2.Member | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Left: _TypeAlias = Left  # noqa: Y015
+
+@_typing.final
+class Paused(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Paused: _TypeAlias = Paused  # noqa: Y015
+
+@_typing.final
+class Resumed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resumed: _TypeAlias = Resumed  # noqa: Y015
+
+@_typing.final
+class Refused(_message.Message):
+    """A frame that was turned away: its sequence number is spent, nothing of it is kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    detail: _builtins.str
+    @_builtins.property
+    def member(self) -> _common_pb2.Member: ...
+    def __init__(
+        self,
+        *,
+        member: _common_pb2.Member | None = ...,
+        sequence: _builtins.int = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "member", b"member", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refused: _TypeAlias = Refused  # noqa: Y015

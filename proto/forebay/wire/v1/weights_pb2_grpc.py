@@ -35,6 +35,11 @@ class WeightsStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Missing = channel.unary_unary(
+                '/forebay.wire.v1.Weights/Missing',
+                request_serializer=forebay_dot_wire_dot_v1_dot_weights__pb2.MissingRequest.SerializeToString,
+                response_deserializer=forebay_dot_wire_dot_v1_dot_weights__pb2.MissingResponse.FromString,
+                _registered_method=True)
         self.Publish = channel.stream_unary(
                 '/forebay.wire.v1.Weights/Publish',
                 request_serializer=forebay_dot_wire_dot_v1_dot_weights__pb2.PublishRequest.SerializeToString,
@@ -60,6 +65,13 @@ class WeightsStub:
 class WeightsServicer:
     """Weights: immutable versions, each an anchor or an exact delta to an earlier one.
     """
+
+    def Missing(self, request, context):
+        """Which of these chunks the store does not hold yet: what a publication, or its resumption, must send.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Publish(self, request_iterator, context):
         """The manifest first, then the chunks the store does not hold yet. Stored atomically.
@@ -92,6 +104,11 @@ class WeightsServicer:
 
 def add_WeightsServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Missing': grpc.unary_unary_rpc_method_handler(
+                    servicer.Missing,
+                    request_deserializer=forebay_dot_wire_dot_v1_dot_weights__pb2.MissingRequest.FromString,
+                    response_serializer=forebay_dot_wire_dot_v1_dot_weights__pb2.MissingResponse.SerializeToString,
+            ),
             'Publish': grpc.stream_unary_rpc_method_handler(
                     servicer.Publish,
                     request_deserializer=forebay_dot_wire_dot_v1_dot_weights__pb2.PublishRequest.FromString,
@@ -123,6 +140,33 @@ def add_WeightsServicer_to_server(servicer, server):
 class Weights:
     """Weights: immutable versions, each an anchor or an exact delta to an earlier one.
     """
+
+    @staticmethod
+    def Missing(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/forebay.wire.v1.Weights/Missing',
+            forebay_dot_wire_dot_v1_dot_weights__pb2.MissingRequest.SerializeToString,
+            forebay_dot_wire_dot_v1_dot_weights__pb2.MissingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Publish(request_iterator,
