@@ -66,7 +66,7 @@ class RunSection(Section):
     """Identity of the run and where this machine keeps its part of it."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-    folder: Path | None = Field(None, description="everything this machine keeps of the run; default runs/NAME")
+    folder: Path | None = Field(default=None, description="everything this machine keeps of the run; default runs/NAME")
     seed: int = 0
 
     @property
@@ -79,9 +79,9 @@ class ModelSection(Section):
     """The model that is trained."""
 
     path: str = Field(description="Hugging Face name or local checkpoint folder")
-    tokenizer: str | None = Field(None, description="where the tokenizer is, when not with the model")
+    tokenizer: str | None = Field(default=None, description="where the tokenizer is, when not with the model")
     make: str | None = Field(
-        None, description="module:function(folder, seed) that makes the checkpoint at `path` when it is missing"
+        default=None, description="module:function(folder, seed) that makes the checkpoint at `path` when it is missing"
     )
 
 
@@ -93,10 +93,10 @@ class TaskSection(Section):
     train_prompts: Positive = 2000
     heldout_prompts: Natural = 200
     system_prompt: str = ""
-    prompt_template: str = Field("{prompt}", description="the user's message; {prompt} is the task's question")
-    chat: bool = Field(True, description="apply the tokenizer's chat template; false: the text as it is")
+    prompt_template: str = Field(default="{prompt}", description="the user's message; {prompt} is the task's question")
+    chat: bool = Field(default=True, description="apply the tokenizer's chat template; false: the text as it is")
     answer_pattern: str | None = Field(
-        None, description="regular expression whose last match (group 1 if any) in the reply is the answer"
+        default=None, description="regular expression whose last match (group 1 if any) in the reply is the answer"
     )
     reward_timeout_s: Annotated[float, Field(gt=0)] = 10.0
 
@@ -106,27 +106,37 @@ class BufferSection(Section):
 
     listen: Address = "127.0.0.1:7070"
     http: Address = "127.0.0.1:7071"
-    member_timeout_s: Annotated[float, Field(gt=0)] = Field(20.0, description="without a heartbeat: lost, permits go to others")
-    memory_mb: Positive = Field(256, description="bytes of frames held in memory at most")
-    disk_gb: Annotated[float, Field(gt=0)] = Field(50.0, description="journal and weights at most; then appends are pushed back")
-    keep_anchors: Positive = Field(2, description="weight versions older than this many anchors are deleted")
+    member_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=20.0, description="without a heartbeat: lost, permits go to others"
+    )
+    memory_mb: Positive = Field(default=256, description="bytes of frames held in memory at most")
+    disk_gb: Annotated[float, Field(gt=0)] = Field(
+        default=50.0, description="journal and weights at most; then appends are pushed back"
+    )
+    keep_anchors: Positive = Field(default=2, description="weight versions older than this many anchors are deleted")
 
 
 class SamplerSection(Section):
     """A vLLM sampler."""
 
-    connect: Address | None = Field(None, description="the buffer; default: [buffer] listen")
-    id: str | None = Field(None, description="default: host name and a random part")
+    connect: Address | None = Field(default=None, description="the buffer; default: [buffer] listen")
+    id: str | None = Field(default=None, description="default: host name and a random part")
     fleet: str = "local"
     region: str = "local"
-    concurrent_groups: Positive = Field(16, description="groups generating at once")
-    frame_linger_s: Annotated[float, Field(ge=0)] = Field(0.05, description="finished groups wait this long for company in a frame")
+    concurrent_groups: Positive = Field(default=16, description="groups generating at once")
+    frame_linger_s: Annotated[float, Field(ge=0)] = Field(
+        default=0.05, description="finished groups wait this long for company in a frame"
+    )
     max_new_tokens: Positive = 256
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     stop: list[str] = Field(default_factory=list)
-    attempts: Positive = Field(2, description="tries at a failed generation or reward before the group is dropped")
-    group_timeout_s: Annotated[float, Field(gt=0)] = Field(600.0, description="a group older than this is aborted and dropped")
+    attempts: Positive = Field(
+        default=2, description="tries at a failed generation or reward before the group is dropped"
+    )
+    group_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=600.0, description="a group older than this is aborted and dropped"
+    )
     reward_workers: Positive = 1
     engine: dict[str, Any] = Field(default_factory=dict, description="any vLLM engine argument")
 
@@ -134,14 +144,16 @@ class SamplerSection(Section):
 class LearnerSection(Section):
     """The DeepSpeed learner."""
 
-    connect: Address | None = Field(None, description="the buffer; default: [buffer] listen")
+    connect: Address | None = Field(default=None, description="the buffer; default: [buffer] listen")
     ranks: Positive = 1
     steps: Positive = 100
-    groups_per_step: Positive = Field(16, description="B: groups a step")
-    group_size: Positive = Field(8, description="G: trajectories a group")
-    max_staleness: Natural = Field(4, description="steps; 0 with [publish] every_steps = 1 is the synchronous algorithm")
+    groups_per_step: Positive = Field(default=16, description="B: groups a step")
+    group_size: Positive = Field(default=8, description="G: trajectories a group")
+    max_staleness: Natural = Field(
+        default=4, description="steps; 0 with [publish] every_steps = 1 is the synchronous algorithm"
+    )
     epochs: Positive = 1
-    minibatches: Positive = Field(1, description="optimizer updates an epoch")
+    minibatches: Positive = Field(default=1, description="optimizer updates an epoch")
     lr: Annotated[float, Field(ge=0)] = 1e-6
     lr_warmup_steps: Natural = 0
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -151,11 +163,15 @@ class LearnerSection(Section):
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.2
     importance_cap: Annotated[float, Field(ge=1)] = Field(
-        2.0, description="truncated importance sampling: per-token learner/behaviour ratio is cut here"
+        default=2.0, description="truncated importance sampling: per-token learner/behaviour ratio is cut here"
     )
-    normalize_advantage: bool = Field(True, description="divide by the group's standard deviation (GRPO); false: Dr.GRPO")
+    normalize_advantage: bool = Field(
+        default=True, description="divide by the group's standard deviation (GRPO); false: Dr.GRPO"
+    )
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    max_kl: Annotated[float, Field(gt=0)] = Field(10.0, description="mean KL to the behaviour policy above which the run pauses")
+    max_kl: Annotated[float, Field(gt=0)] = Field(
+        default=10.0, description="mean KL to the behaviour policy above which the run pauses"
+    )
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     zero_stage: Literal[0, 1, 2] = 1
     gradient_checkpointing: bool = False
@@ -170,20 +186,22 @@ class PublishSection(Section):
 
     every_steps: Positive = 1
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    anchor_every: Positive = Field(50, description="publications between two full snapshots")
+    anchor_every: Positive = Field(default=50, description="publications between two full snapshots")
 
 
 class FleetSection(Section):
     """What `forebay run` starts on this machine."""
 
     samplers: Positive = 1
-    max_restarts: Natural = Field(3, description="a service that dies more often ends the run")
+    max_restarts: Natural = Field(default=3, description="a service that dies more often ends the run")
 
 
 class ObserveSection(Section):
     """What is measured and shown."""
 
-    eval_every_steps: Natural = Field(0, description="held-out evaluation between start and end; 0: only these two")
+    eval_every_steps: Natural = Field(
+        default=0, description="held-out evaluation between start and end; 0: only these two"
+    )
     plot: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -191,7 +209,9 @@ class ObserveSection(Section):
 class SecuritySection(Section):
     """What protects the wire."""
 
-    insecure: bool = Field(False, description="allow listening beyond loopback without TLS (a trusted network only)")
+    insecure: bool = Field(
+        default=False, description="allow listening beyond loopback without TLS (a trusted network only)"
+    )
 
 
 class RunFile(Section):
@@ -213,12 +233,13 @@ class RunFile(Section):
         if self.learner.max_staleness < self.publish.every_steps - 1:
             raise ValueError(
                 f"learner.max_staleness is {self.learner.max_staleness}, but with publish.every_steps = "
-                f"{self.publish.every_steps} the learner would wait for ever: expected at least {self.publish.every_steps - 1}"
+                f"{self.publish.every_steps} the learner would wait for ever; "
+                f"expected at least {self.publish.every_steps - 1}"
             )
         if self.learner.minibatches > self.learner.groups_per_step:
             raise ValueError(
-                f"learner.minibatches is {self.learner.minibatches}: expected at most learner.groups_per_step "
-                f"({self.learner.groups_per_step}), a group is never split"
+                f"learner.minibatches is {self.learner.minibatches}; expected at most learner.groups_per_step "
+                f"({self.learner.groups_per_step}): a group is never split"
             )
         for section, keys, owned in (
             ("sampler.engine", self.sampler.engine, OWNED_ENGINE_KEYS),
