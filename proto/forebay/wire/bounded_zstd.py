@@ -1,0 +1,59 @@
+"""zstd that never takes more memory than the reader agreed to beforehand."""
+
+from __future__ import annotations
+
+import threading
+from typing import TypeAlias
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from forebay.wire.errors import WireError
+
+MAX_WINDOW_BYTES = 1 << 23  #: RFC 9659's bound for HTTP, taken for every frame
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
+
+_contexts = threading.local()
+
+
+def compress(data: BytesLike, level: int) -> bytes:
+    """One zstd frame that names its content size. Empty data stay empty."""
+    return _compressor(level).compress(data) if memoryview(data).nbytes else b""
+
+
+def decompress(data: BytesLike, expected_bytes: int) -> bytes:
+    """Exactly `expected_bytes`, the only size that memory is taken for. Raises WireError."""
+    if not memoryview(data).nbytes:
+        _require(expected_bytes == 0, f"nothing where {expected_bytes} bytes were declared")
+        return b""
+    try:
+        parameters = zstandard.get_frame_parameters(data)
+        _require(parameters.content_size == expected_bytes, f"zstd content size is not the declared {expected_bytes}")
+        _require(parameters.window_size <= MAX_WINDOW_BYTES, f"zstd window is above {MAX_WINDOW_BYTES} bytes")
+        _require(parameters.dict_id == 0, "zstd dictionaries are not used")
+        content = _decompressor().decompress(data, max_output_size=expected_bytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise WireError(f"not a zstd frame: {error}") from error
+    _require(len(content) == expected_bytes, f"zstd content is not the declared {expected_bytes} bytes")
+    return content
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise WireError(problem)
+
+
+def _compressor(level: int) -> zstandard.ZstdCompressor:
+    """Contexts are dear to make and not thread-safe: one a thread and level."""
+    kept: dict[int, zstandard.ZstdCompressor] = _contexts.__dict__.setdefault("compressors", {})
+    if level not in kept:
+        kept[level] = zstandard.ZstdCompressor(level=level, write_content_size=True)
+    return kept[level]
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    if not hasattr(_contexts, "decompressor"):
+        _contexts.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+    kept: zstandard.ZstdDecompressor = _contexts.decompressor
+    return kept

@@ -1,0 +1,34 @@
+"""Names for bytes and for whole sets of weights: blake3, 32 bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+import blake3
+
+from forebay.wire.bounded_zstd import BytesLike
+
+DIGEST_BYTES = 32
+_THREADS_PAY_FROM_BYTES = 1 << 20
+
+
+def digest_of(data: BytesLike) -> bytes:
+    """blake3 of `data`; big ones on every core."""
+    threads = blake3.blake3.AUTO if memoryview(data).nbytes >= _THREADS_PAY_FROM_BYTES else 1
+    digest: bytes = blake3.blake3(data, max_threads=threads).digest()
+    return digest
+
+
+def state_digest(tensors: Iterable[tuple[str, str, Sequence[int], bytes]]) -> bytes:
+    """Digest of a state from (name, dtype, shape, tensor digest) of its tensors in sorted-name order.
+
+    Every part is length-prefixed, so no two states share what is hashed.
+    """
+    hasher = blake3.blake3(b"forebay state 1")
+    for name, dtype, shape, digest in tensors:
+        for text in (name.encode(), dtype.encode()):
+            hasher.update(struct.pack("<Q", len(text)) + text)
+        hasher.update(struct.pack(f"<Q{len(shape)}Q", len(shape), *shape) + digest)
+    whole: bytes = hasher.digest()
+    return whole

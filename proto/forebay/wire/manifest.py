@@ -1,0 +1,63 @@
+"""Manifests of weights: what must hold of one before a byte of its payload is looked at."""
+
+from __future__ import annotations
+
+from forebay.wire.digest import DIGEST_BYTES, digest_of
+from forebay.wire.errors import CorruptWeights, WeightsError
+from forebay.wire.host_state import TensorSpec
+from forebay.wire.v1 import weights_pb2
+
+FORMAT = 1
+MAX_CHUNK_BYTES = 1 << 24
+MAX_TENSORS = 1 << 20
+
+
+def check_manifest(manifest: weights_pb2.Manifest) -> None:
+    """Format, digests, and that tensors and chunks tile the payload. Cheap. Raises CorruptWeights."""
+    _require(manifest.format == FORMAT, f"weight format {manifest.format}, this program reads {FORMAT}")
+    _require(len(manifest.digest) == DIGEST_BYTES, "no state digest")
+    base_bytes = 0 if manifest.anchor else DIGEST_BYTES
+    _require(len(manifest.base_digest) == base_bytes, "an anchor has no base, a delta has one")
+    _check_chunks(manifest)
+    _check_tensors(manifest)
+
+
+def check_payload(manifest: weights_pb2.Manifest, payload: memoryview) -> None:
+    """Every chunk of the payload is the one that the manifest names. Raises CorruptWeights."""
+    _require(len(payload) == manifest.payload_bytes, f"payload of {len(payload)} bytes, not {manifest.payload_bytes}")
+    at = 0
+    for chunk in manifest.chunks:
+        _require(digest_of(payload[at : at + chunk.bytes]) == chunk.digest, f"chunk at byte {at} is damaged")
+        at += chunk.bytes
+
+
+def _check_chunks(manifest: weights_pb2.Manifest) -> None:
+    for chunk in manifest.chunks:
+        _require(0 < chunk.bytes <= MAX_CHUNK_BYTES and len(chunk.digest) == DIGEST_BYTES, "a chunk without size or name")
+    total = sum(chunk.bytes for chunk in manifest.chunks)
+    _require(total == manifest.payload_bytes, f"chunks of {total} bytes for a payload of {manifest.payload_bytes}")
+
+
+def _check_tensors(manifest: weights_pb2.Manifest) -> None:
+    _require(len(manifest.tensors) <= MAX_TENSORS, f"{len(manifest.tensors)} tensors, at most {MAX_TENSORS} are read")
+    at, before = 0, None
+    for entry in manifest.tensors:
+        _require(before is None or before < entry.name, f"tensor {entry.name} is out of order")
+        _require(entry.offset == at, f"tensor {entry.name} does not follow the one before it")
+        _require(len(entry.digest) == DIGEST_BYTES, f"tensor {entry.name} has no digest")
+        _require(entry.changed <= _elements(entry), f"tensor {entry.name}: more elements changed than it has")
+        at, before = at + entry.bytes, entry.name
+    _require(at == manifest.payload_bytes, f"tensors of {at} bytes in a payload of {manifest.payload_bytes}")
+
+
+def _elements(entry: weights_pb2.TensorEntry) -> int:
+    spec = TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape))
+    try:
+        return max(spec.elements, spec.nbytes)  # sub-byte elements are counted in bytes, which are fewer
+    except WeightsError as error:
+        raise CorruptWeights(f"manifest: {error}") from error
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise CorruptWeights(f"manifest: {problem}")
