@@ -1,0 +1,50 @@
+"""`forebay config check | show | schema`: the run file by itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run
+
+
+def add(subparsers: Subparsers) -> None:
+    """The command and its three parts."""
+    parser = subparsers.add_parser("config", help="check, show or describe run files", description="Run files.")
+    parts: Subparsers = parser.add_subparsers(title="parts", metavar="PART", required=True)
+    check_parser = add_command(
+        parts, "check", check, summary="say whether a run file is valid", example="forebay config check run.toml"
+    )
+    show_parser = add_command(
+        parts,
+        "show",
+        show,
+        summary="print the resolved run file: defaults, files, environment and flags together",
+        example="forebay config show run.toml --learner.lr 1e-6",
+    )
+    add_command(parts, "schema", schema, summary="print the JSON schema of run files", example="forebay config schema")
+    add_run_files(check_parser)
+    add_run_files(show_parser)
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Raises UsageError with the mistake."""
+    run = load_run(arguments)
+    print(f"{' and '.join(map(str, arguments.run_files))}: valid, run {run.run.name}")
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Print the resolved run file as TOML."""
+    from forebay.config.toml_text import toml_text
+
+    print(toml_text(load_run(arguments).model_dump(mode="json")), end="")
+    return 0
+
+
+def schema(_arguments: argparse.Namespace) -> int:
+    """Print the JSON schema, for editors."""
+    from forebay.config.models import RunFile
+
+    print(json.dumps(RunFile.model_json_schema(), indent=2))
+    return 0

@@ -1,0 +1,93 @@
+"""`forebay buffer | learner | sampler`: one service in this process."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run
+from forebay.errors import UsageError
+
+if TYPE_CHECKING:
+    from forebay.config.models import RunFile
+
+#: What a role cannot start without, of what its extra installs.
+NEEDED = {"sampler": ("vllm", "transformers"), "learner": ("torch", "deepspeed", "transformers")}
+SAMPLER_SHORTHANDS = ("connect", "id", "fleet", "region")
+
+
+def add(subparsers: Subparsers) -> None:
+    """The three services."""
+    buffer = add_command(
+        subparsers,
+        "buffer",
+        lambda arguments: serve("buffer", arguments),
+        summary="the reservoir: takes in groups, leases batches, keeps weights",
+        example="forebay buffer run.toml --buffer.listen 0.0.0.0:7070 --security.insecure true",
+    )
+    learner = add_command(
+        subparsers,
+        "learner",
+        lambda arguments: serve("learner", arguments),
+        summary="the DeepSpeed learner: leases batches, trains, publishes weights",
+        example="forebay learner run.toml --learner.connect 10.0.0.5:7070",
+    )
+    sampler = add_command(
+        subparsers,
+        "sampler",
+        lambda arguments: serve("sampler", arguments),
+        summary="a vLLM sampler: start as many as you like, anywhere",
+        example="forebay sampler run.toml --connect 10.0.0.5:7070 --region eu-west",
+    )
+    for parser in (buffer, learner, sampler):
+        add_run_files(parser)
+    _add_shorthands(sampler)
+
+
+def serve(role: str, arguments: argparse.Namespace) -> int:
+    """Run a service until it is done or drained; returns its exit code. Raises UsageError."""
+    from forebay.config.home import prepare_home, store_resolved
+    from forebay.config.model_source import model_source
+    from forebay.obs.log import setup_logging
+
+    run = load_run(arguments)
+    entry = service_entry(role)
+    setup_logging(run.sampler.id or role if role == "sampler" else role, run.observe.log_level)
+    prepare_home(run)
+    if role == "buffer":
+        store_resolved(run)
+    else:
+        model_source(run.model, run.run.seed)
+    return entry(run)
+
+
+def service_entry(role: str) -> Callable[[RunFile], int]:
+    """The role's `serve`. Raises UsageError when what its extra installs is missing."""
+    require(role, NEEDED.get(role, ()))
+    entry: Callable[[RunFile], int] = importlib.import_module(f"forebay.{role}.service").serve
+    return entry
+
+
+def require(extra: str, modules: tuple[str, ...]) -> None:
+    """Raises UsageError, naming the extra to install, when a module is missing."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise UsageError(f'the {extra} needs {", ".join(missing)}: pip install "forebay[{extra}]"')
+
+
+def _add_shorthands(parser: argparse.ArgumentParser) -> None:
+    for key in SAMPLER_SHORTHANDS:
+        shown = "HOST:PORT" if key == "connect" else key.upper()
+        parser.add_argument(f"--{key}", metavar=shown, action=_Shorthand, help=f"short for --sampler.{key}")
+
+
+class _Shorthand(argparse.Action):
+    """`--region eu` is `--sampler.region eu`."""
+
+    def __call__(
+        self, _parser: object, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        namespace.dotted = [*namespace.dotted, (f"sampler.{self.dest}", str(values), option or self.dest)]
