@@ -165,7 +165,9 @@ class HostState:
     def require_sound(self) -> None:
         """Raises CorruptWeights when an update failed half-way."""
         if self._damage is not None:
-            raise CorruptWeights(f"these weights are damaged ({self._damage}): reload them from an anchor or checkpoint")
+            raise CorruptWeights(
+                f"these weights are damaged ({self._damage}): reload them from an anchor or checkpoint"
+            )
 
     def _bytes(self, name: str) -> NDArray[np.uint8]:
         slot = self._slots[name]
@@ -194,9 +196,7 @@ def _lay_out(specs: Iterable[TensorSpec]) -> tuple[list[Slot], int]:
     for spec in sorted(specs, key=lambda spec: spec.name):
         if layout and layout[-1]["name"] == spec.name:
             raise WeightsError(f"tensor {spec.name} is there twice")
-        layout.append(
-            Slot(name=spec.name, dtype=spec.dtype, shape=list(spec.shape), offset=offset, nbytes=spec.nbytes)
-        )
+        layout.append(Slot(name=spec.name, dtype=spec.dtype, shape=list(spec.shape), offset=offset, nbytes=spec.nbytes))
         offset += -(-spec.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return layout, offset
 

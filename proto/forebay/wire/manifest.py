@@ -33,7 +33,9 @@ def check_payload(manifest: weights_pb2.Manifest, payload: memoryview) -> None:
 
 def _check_chunks(manifest: weights_pb2.Manifest) -> None:
     for chunk in manifest.chunks:
-        _require(0 < chunk.bytes <= MAX_CHUNK_BYTES and len(chunk.digest) == DIGEST_BYTES, "a chunk without size or name")
+        _require(
+            0 < chunk.bytes <= MAX_CHUNK_BYTES and len(chunk.digest) == DIGEST_BYTES, "a chunk without size or name"
+        )
     total = sum(chunk.bytes for chunk in manifest.chunks)
     _require(total == manifest.payload_bytes, f"chunks of {total} bytes for a payload of {manifest.payload_bytes}")
 

@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.wire.dtype import Bits
+from forebay.wire.errors import WireError
+
+_U4 = np.dtype("<u4")
 
 
 def split(bits: Bits, *, rotate: bool) -> list[NDArray[np.uint8]]:
@@ -28,3 +31,18 @@ def join(planes: Sequence[NDArray[np.uint8]], dtype: np.dtype[np.unsignedinteger
         table[:, k] = plane
     bits = table.reshape(-1).view(dtype)
     return (bits >> 1) | (bits << (8 * dtype.itemsize - 1)) if rotate else bits
+
+
+def narrow(words: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """The planes of `words` [n], one after another, without the upper ones that are all zero; one at least."""
+    width = max(1, -(-int(words.max(initial=0)).bit_length() // 8))
+    return np.concatenate(split(words, rotate=False)[:width])
+
+
+def widen(data: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
+    """The inverse of `narrow` for `count` > 0 words. Raises WireError."""
+    width = len(data) // count if count else 0
+    if not 1 <= width <= 4 or len(data) != width * count:
+        raise WireError(f"{len(data)} bytes of planes for {count} numbers")
+    absent = [np.zeros(count, np.uint8)] * (4 - width)
+    return join([*data.reshape(width, count), *absent], _U4, rotate=False).view(_U4)

@@ -149,7 +149,9 @@ def _check_fit(state: HostState, manifest: weights_pb2.Manifest) -> None:
     for entry in manifest.tensors:
         slot = slots.get(entry.name)
         if slot is None or slot["dtype"] != entry.dtype or slot["shape"] != list(entry.shape):
-            raise CorruptWeights(f"tensor {entry.name} {entry.dtype} {list(entry.shape)} is not in these weights as such")
+            raise CorruptWeights(
+                f"tensor {entry.name} {entry.dtype} {list(entry.shape)} is not in these weights as such"
+            )
     if manifest.anchor and len(manifest.tensors) != len(slots):
         raise CorruptWeights(f"anchor with {len(manifest.tensors)} of {len(slots)} tensors")
 
