@@ -1,0 +1,78 @@
+"""What a client of the buffer gets: answers and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from forebay.errors import ForebayError, UsageError
+from forebay.wire.v1 import common_pb2, experience_pb2, weights_pb2
+
+
+class Refused(ForebayError):
+    """The buffer does not do what was asked; the message says why and what would be right."""
+
+
+class RunMismatch(UsageError):
+    """This service's run-defining settings differ from the run's; the message is the diff."""
+
+
+class Fenced(Refused):
+    """A newer incarnation took this member's place: stop."""
+
+
+class FrameRefused(Refused):
+    """The buffer will never take this frame; its groups are still outstanding: refund them."""
+
+
+class PlanOutdated(Refused, LookupError):
+    """A version of the plan was deleted meanwhile: make a new plan."""
+
+
+class WeightsDamaged(ForebayError):
+    """A fetched chunk does not match its digest, again and again."""
+
+
+class ExperienceLost(ForebayError):
+    """The buffer no longer has frames that it had acknowledged: its disk lost data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """Granted by `join`."""
+
+    member: common_pb2.Member
+    run: str
+    heartbeat_s: float
+    committed_step: int
+    checkpoint_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The batch of a step: its groups in training order, and the frames that hold them (and maybe others)."""
+
+    step: int
+    attempt: int
+    group_ids: tuple[int, ...]
+    frames: tuple[experience_pb2.Frame, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """There is no batch yet, and what it waits for."""
+
+    cause: str
+
+
+class EncodedWeights(Protocol):
+    """What `forebay.wire.weights` makes of a version."""
+
+    @property
+    def manifest(self) -> weights_pb2.Manifest:
+        """Describes the payload."""
+
+    @property
+    def chunks(self) -> Mapping[bytes, bytes]:
+        """Chunk bytes by digest."""

@@ -1,0 +1,304 @@
+"""The buffer as its members see it, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import blake3
+import grpc.aio
+
+from forebay.buffer.answers import EncodedWeights, Fenced, Lease, Membership, Waiting, WeightsDamaged
+from forebay.buffer.link import Link
+from forebay.buffer.outbox import Outbox
+from forebay.wire.v1 import (
+    common_pb2,
+    control_pb2,
+    control_pb2_grpc,
+    experience_pb2,
+    experience_pb2_grpc,
+    weights_pb2,
+    weights_pb2_grpc,
+)
+from forebay.wire.version import Version
+
+A = TypeVar("A")
+
+PIECE_BYTES = 2 << 20
+_ANSWER_S = 30.0  #: an answer that takes longer than this beyond the long poll is asked for again
+_DAMAGED_TRIES = 3
+_ROLES = {"sampler": common_pb2.ROLE_SAMPLER, "learner": common_pb2.ROLE_LEARNER}
+
+
+class BufferClient:
+    """Calls to one buffer. Every call is tried again for as long as the buffer cannot be reached.
+
+    `on_trouble` gets a line now and then while it cannot, and one when it is back; by default they are logged.
+    All calls raise Refused (or one of its kin) when the buffer forbids what was asked.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_trouble: Callable[[str], None] | None = None,
+        max_outbox_bytes: int = 64 << 20,
+    ) -> None:
+        self._link = Link(address, clock=clock, on_trouble=on_trouble)
+        self._experience: Any = experience_pb2_grpc.ExperienceStub(self._link.channel)  # type: ignore[no-untyped-call]
+        self._weights: Any = weights_pb2_grpc.WeightsStub(self._link.channel)  # type: ignore[no-untyped-call]
+        self._control: Any = control_pb2_grpc.ControlStub(self._link.channel)  # type: ignore[no-untyped-call]
+        self._max_outbox_bytes = max_outbox_bytes
+        self._member = common_pb2.Member()
+        self._outbox: Outbox | None = None
+        self._admit_request = 1
+
+    async def __aenter__(self) -> BufferClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Hang up; frames that are not acknowledged are given up."""
+        if self._outbox is not None:
+            await self._outbox.close()
+        await self._link.close()
+
+    @property
+    def member(self) -> common_pb2.Member:
+        """Who this client speaks for, since `join`."""
+        return self._member
+
+    # --- taking part
+
+    async def join(self, role: str, id: str, fleet: str, region: str, run_json: str) -> Membership:
+        """Become a member ("sampler" or "learner"). Raises RunMismatch with the diff."""
+        request = control_pb2.JoinRequest(role=_ROLES[role], id=id, fleet=fleet, region=region, run_json=run_json)
+        answer: control_pb2.JoinResponse = await self._ask(self._control.Join, request)
+        self._member = answer.member
+        if self._outbox is not None:
+            await self._outbox.close()
+        self._outbox = Outbox(self._link, self._experience, self._member, max_bytes=self._max_outbox_bytes)
+        self._admit_request = 1
+        return Membership(
+            member=answer.member,
+            run=answer.run,
+            heartbeat_s=answer.heartbeat_s,
+            committed_step=answer.committed_step,
+            checkpoint_step=answer.checkpoint_step,
+        )
+
+    async def heartbeat(
+        self, doing: str, since_s: float, version: Version | None, digest: bytes, gauges: Mapping[str, float]
+    ) -> control_pb2.HeartbeatResponse:
+        """Say what this member has been doing for `since_s` seconds. Raises Fenced when it was replaced."""
+        request = control_pb2.HeartbeatRequest(
+            member=self._member, doing=doing, since_s=since_s, digest=digest, gauges=gauges
+        )
+        if version is not None:
+            request.version.CopyFrom(version.to_proto())
+        answer: control_pb2.HeartbeatResponse = await self._ask(self._control.Heartbeat, request)
+        if answer.fenced:
+            raise Fenced(f"{self._member.id} was replaced by a newer incarnation: stop")
+        return answer
+
+    async def leave(self, reason: str) -> None:
+        """Say goodbye; what this member has in hand goes to others."""
+        await self._ask(self._control.Leave, control_pb2.LeaveRequest(member=self._member, reason=reason))
+
+    # --- experience
+
+    async def admit(self, groups: int, held: Version | None, wait_s: float) -> experience_pb2.AdmitResponse:
+        """Permits for at most `groups` groups, waiting `wait_s` for the first (the buffer caps it).
+
+        A call that was cut off or cancelled is continued by the next one, so that no permit gets lost.
+        """
+        request = experience_pb2.AdmitRequest(
+            member=self._member, groups=groups, wait_s=wait_s, request=self._admit_request
+        )
+        if held is not None:
+            request.held.CopyFrom(held.to_proto())
+        answer: experience_pb2.AdmitResponse = await self._ask(self._experience.Admit, request, wait_s)
+        self._admit_request += 1
+        return answer
+
+    async def append(self, frame_builder: Callable[[int], experience_pb2.Frame]) -> None:
+        """Return when the frame that `frame_builder` makes of its sequence number is safe in the buffer's journal.
+
+        The builder runs in a thread; calls may overlap, frames keep the order of the calls. Raises FrameRefused.
+        """
+        if self._outbox is None:
+            raise RuntimeError("join before appending")
+        await self._outbox.append(frame_builder)
+
+    async def refund(self, refunds: Sequence[experience_pb2.Refund]) -> None:
+        """Give permits back: `again` for groups that another sampler shall produce."""
+        await self._ask(self._experience.Refund, experience_pb2.RefundRequest(member=self._member, refunds=refunds))
+
+    async def lease(self, step: int, wait_s: float) -> Lease | Waiting:
+        """The batch of `step`, or, after `wait_s`, what it waits for."""
+        request = experience_pb2.LeaseRequest(member=self._member, step=step, wait_s=wait_s)
+        return await self._link.call(lambda: self._read_lease(request))
+
+    async def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any]) -> None:
+        """Step `step` is trained; everything up to `checkpoint_step` is saved (0: nothing)."""
+        await self._ask(
+            self._experience.Commit,
+            experience_pb2.CommitRequest(
+                member=self._member,
+                step=step,
+                checkpoint_step=checkpoint_step,
+                metrics_json=json.dumps(metrics, separators=(",", ":")),
+            ),
+        )
+
+    async def rewind(self, checkpoint_step: int) -> int:
+        """Back to a checkpoint; how many batches after it will be leased again as they were."""
+        request = experience_pb2.RewindRequest(member=self._member, checkpoint_step=checkpoint_step)
+        answer: experience_pb2.RewindResponse = await self._ask(self._experience.Rewind, request)
+        return answer.replayed_batches
+
+    async def ledger(self) -> experience_pb2.LedgerResponse:
+        """The conservation law."""
+        answer: experience_pb2.LedgerResponse = await self._ask(self._experience.Ledger, experience_pb2.LedgerRequest())
+        return answer
+
+    # --- weights
+
+    async def publish(self, encoded: EncodedWeights) -> int:
+        """Publish a version; durable and announced when this returns. Returns the bytes that were new to the store."""
+        manifest = encoded.manifest
+        request = weights_pb2.MissingRequest(member=self._member, chunks=manifest.chunks)
+
+        async def attempt() -> int:
+            missing = (await self._weights.Missing(request, timeout=_ANSWER_S)).digests
+            answer = await self._weights.Publish(_publication(self._member, manifest, missing, encoded.chunks))
+            return int(answer.stored_bytes)
+
+        return await self._link.call(attempt)
+
+    async def watch(self) -> AsyncIterator[weights_pb2.Announcement]:
+        """The newest version now, and every newer one as it is published; survives cuts."""
+        told: weights_pb2.Announcement | None = None
+        tries = 0
+        while True:
+            try:
+                async for announcement in self._weights.Watch(weights_pb2.WatchRequest(member=self._member)):
+                    self._link.reached()
+                    tries = 0
+                    if announcement != told:
+                        told = announcement
+                        yield announcement
+            except grpc.aio.AioRpcError as error:
+                await self._link.pause_or_raise(error, tries)
+                tries += 1
+
+    async def plan(self, held: Version | None, held_digest: bytes) -> weights_pb2.PlanResponse:
+        """The cheapest path from the held weights to the newest version."""
+        request = weights_pb2.PlanRequest(held_digest=held_digest)
+        if held is not None:
+            request.held.CopyFrom(held.to_proto())
+        answer: weights_pb2.PlanResponse = await self._ask(self._weights.Plan, request)
+        return answer
+
+    async def fetch(self, manifest: weights_pb2.Manifest) -> bytes:
+        """The manifest's payload, each chunk verified; goes on where a cut left off.
+
+        Raises PlanOutdated when the version was deleted meanwhile, WeightsDamaged.
+        """
+        chunks = [await self._fetch_chunk(chunk) for chunk in manifest.chunks]
+        return await asyncio.to_thread(b"".join, chunks)
+
+    # --- looking and steering
+
+    async def status(self) -> control_pb2.StatusResponse:
+        """One coherent look at the run."""
+        answer: control_pb2.StatusResponse = await self._ask(self._control.Status, control_pb2.StatusRequest())
+        return answer
+
+    async def history(self) -> control_pb2.HistoryResponse:
+        """Every committed step's metrics and every evaluation."""
+        answer: control_pb2.HistoryResponse = await self._ask(self._control.History, control_pb2.HistoryRequest())
+        return answer
+
+    async def report_eval(self, result: control_pb2.EvalResult) -> None:
+        """Report the score of a version on the held-out prompts."""
+        await self._ask(self._control.ReportEval, control_pb2.ReportEvalRequest(member=self._member, result=result))
+
+    async def pause(self, reason: str) -> None:
+        """No new permits or batches until `resume`."""
+        await self._ask(self._control.Pause, control_pb2.PauseRequest(reason=reason))
+
+    async def resume(self) -> None:
+        """End a pause."""
+        await self._ask(self._control.Resume, control_pb2.ResumeRequest())
+
+    async def drain(self) -> None:
+        """Ask every member to finish what is in flight and leave."""
+        await self._ask(self._control.Drain, control_pb2.DrainRequest())
+
+    # --- inside
+
+    async def _ask(self, method: Any, request: Any, wait_s: float = 0.0) -> Any:
+        async def attempt() -> Any:
+            return await method(request, timeout=wait_s + _ANSWER_S)
+
+        return await self._link.call(attempt)
+
+    async def _read_lease(self, request: experience_pb2.LeaseRequest) -> Lease | Waiting:
+        batch, frames, cause = experience_pb2.Batch(), list[experience_pb2.Frame](), ""
+        async for part in self._experience.Lease(request):
+            match part.WhichOneof("part"):
+                case "batch":
+                    batch = part.batch
+                case "frame":
+                    frames.append(part.frame)
+                case "waiting_for":
+                    cause = part.waiting_for
+        if cause:
+            return Waiting(cause=cause)
+        return Lease(step=batch.step, attempt=batch.attempt, group_ids=tuple(batch.group_ids), frames=tuple(frames))
+
+    async def _fetch_chunk(self, chunk: weights_pb2.Chunk) -> bytes:
+        for _ in range(_DAMAGED_TRIES):
+            data = bytearray()
+            await self._link.call(lambda data=data: self._read_chunk(chunk, data))  # type: ignore[misc]
+            held = bytes(data)
+            if await asyncio.to_thread(_digest, held) == chunk.digest:
+                return held
+        raise WeightsDamaged(
+            f"chunk {chunk.digest.hex()} from the buffer at {self._link.address} does not match its digest after "
+            f"{_DAMAGED_TRIES} tries: its weight store is damaged"
+        )
+
+    async def _read_chunk(self, chunk: weights_pb2.Chunk, data: bytearray) -> None:
+        """Add to `data` what is still missing of the chunk."""
+        wanted = weights_pb2.ChunkRange(digest=chunk.digest, offset=len(data))
+        async for answer in self._weights.Fetch(weights_pb2.FetchRequest(member=self._member, chunks=[wanted])):
+            piece = answer.chunk
+            if piece.offset != len(data) or len(data) + len(piece.data) > chunk.bytes:
+                raise WeightsDamaged(f"chunk {chunk.digest.hex()}: the buffer sent bytes that were not asked for")
+            data += piece.data
+
+
+async def _publication(
+    member: common_pb2.Member, manifest: weights_pb2.Manifest, missing: Sequence[bytes], chunks: Mapping[bytes, bytes]
+) -> AsyncIterator[weights_pb2.PublishRequest]:
+    yield weights_pb2.PublishRequest(start=weights_pb2.PublishStart(member=member, manifest=manifest))
+    for digest in missing:
+        data = chunks[digest]
+        for offset in range(0, len(data), PIECE_BYTES):
+            piece = weights_pb2.ChunkData(digest=digest, offset=offset, data=data[offset : offset + PIECE_BYTES])
+            yield weights_pb2.PublishRequest(chunk=piece)
+
+
+def _digest(data: bytes) -> bytes:
+    return bytes(blake3.blake3(data).digest())

@@ -1,0 +1,33 @@
+"""All that other services use of the buffer: its two clients, what they answer, what they raise."""
+
+from forebay.buffer.answers import (
+    EncodedWeights,
+    ExperienceLost,
+    Fenced,
+    FrameRefused,
+    Lease,
+    Membership,
+    PlanOutdated,
+    Refused,
+    RunMismatch,
+    Waiting,
+    WeightsDamaged,
+)
+from forebay.buffer.async_client import BufferClient
+from forebay.buffer.blocking_client import BlockingClient
+
+__all__ = [
+    "BlockingClient",
+    "BufferClient",
+    "EncodedWeights",
+    "ExperienceLost",
+    "Fenced",
+    "FrameRefused",
+    "Lease",
+    "Membership",
+    "PlanOutdated",
+    "Refused",
+    "RunMismatch",
+    "Waiting",
+    "WeightsDamaged",
+]

@@ -1,0 +1,85 @@
+"""Addresses the buffer may listen on, and who holds one that is taken."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from pathlib import Path
+
+from forebay.config.models import RunFile
+from forebay.errors import UsageError
+
+_LISTEN_STATE = "0A"
+
+
+def check_listen(run: RunFile) -> None:
+    """Raise UsageError for an address that must not, or cannot, be listened on."""
+    for key, address in (("listen", run.buffer.listen), ("http", run.buffer.http)):
+        _check_exposure(key, address, insecure=run.security.insecure)
+        _check_free(key, address)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host, without the brackets of IPv6, and port."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def holder_of(port: int) -> str:
+    """`pid 123 (python -m …)` of the process that listens on `port`; empty when it cannot be told."""
+    inodes = _listening_inodes(port)
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = {str(link.readlink()) for link in (process / "fd").iterdir()}
+            if links & inodes:
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                return f"pid {process.name} ({command.strip()[:120]})"
+        except OSError:
+            continue
+    return ""
+
+
+def _check_exposure(key: str, address: str, *, insecure: bool) -> None:
+    host, _ = split(address)
+    if not insecure and not is_loopback(host):
+        raise UsageError(
+            f"buffer.{key}: got {address}, which others can reach without proof of who they are: expected a loopback "
+            "address such as 127.0.0.1:7070, or [security] insecure = true on a network you trust"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_free(key: str, address: str) -> None:
+    host, port = split(address)
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise UsageError(f"buffer.{key}: cannot listen on {address}: {_why(error, port)}") from error
+
+
+def _why(error: OSError, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        holder = holder_of(port)
+        return f"the port is in use{f' by {holder}' if holder else ''}: stop that, or choose another port"
+    return f"{error.strerror or error}: choose another address"
+
+
+def _listening_inodes(port: int) -> set[str]:
+    inodes = set()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        for line in table.read_text().splitlines()[1:] if table.exists() else []:
+            fields = line.split()
+            if fields[3] == _LISTEN_STATE and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{fields[9]}]")
+    return inodes

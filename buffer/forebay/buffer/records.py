@@ -1,0 +1,206 @@
+"""The journal's bytes: segment files of framed records, and how a scan tells a torn tail from damage.
+
+A segment is a header (magic, first LSN, salt, CRC32C) and records, each a header and two bodies:
+
+    magic "FBR1" | event bytes | payload bytes | LSN | durable LSN | CRC32C of payload | CRC32C of header and event
+
+Every checksum starts from the segment's random salt, so that bytes which a client sent can never pass for a record.
+The durable LSN is what had been synced when the record was written: a later record that vouches for an unreadable
+one proves damage; without a voucher the unreadable one was never acknowledged, and is a torn tail.
+A payload of zeros whose checksum fails was given back to the file system on purpose (`Journal.release`).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+
+from forebay.buffer.errors import JournalDamaged
+from forebay.wire.v1 import journal_pb2
+
+SEGMENT_HEADER = struct.Struct("<8sQ8sI")
+RECORD_HEADER = struct.Struct("<4sIIQQII")
+MAX_RECORD_BYTES = 16 << 20
+
+_SEGMENT_MAGIC = b"FBJSEG\x00\x01"
+_RECORD_MAGIC = b"FBR1"
+_SUFFIX = ".journal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a record lies: segment number and byte offset of its header, with the sizes of its two bodies."""
+
+    lsn: int
+    segment: int
+    offset: int
+    event_bytes: int
+    payload_bytes: int
+
+    @property
+    def payload_offset(self) -> int:
+        """Byte offset of the payload in the segment."""
+        return self.offset + RECORD_HEADER.size + self.event_bytes
+
+    @property
+    def end(self) -> int:
+        """Byte offset behind the record."""
+        return self.payload_offset + self.payload_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """One record of a scan. `intact` is False when its payload was released."""
+
+    event: journal_pb2.Event
+    position: Position
+    intact: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """Where the next record goes. `salt` is empty when the segment is still to be made."""
+
+    segment: int
+    offset: int
+    lsn: int
+    salt: bytes
+
+
+def segment_path(folder: Path, segment: int) -> Path:
+    """The file of segment number `segment`, counted from 1."""
+    return folder / f"{segment:08d}{_SUFFIX}"
+
+
+def segment_header(first_lsn: int, salt: bytes) -> bytes:
+    """The bytes a segment starts with; `salt` is 8 bytes."""
+    body = SEGMENT_HEADER.pack(_SEGMENT_MAGIC, first_lsn, salt, 0)[:-4]
+    return body + struct.pack("<I", google_crc32c.value(body))
+
+
+def record_header(position: Position, event: bytes, payload: bytes, *, durable_lsn: int, salt: bytes) -> bytes:
+    """The header of the record whose bodies are `event` and `payload`."""
+    payload_crc = _crc(salt, payload)
+    body = RECORD_HEADER.pack(_RECORD_MAGIC, len(event), len(payload), position.lsn, durable_lsn, payload_crc, 0)[:-4]
+    return body + struct.pack("<I", _crc(salt, body, event))
+
+
+def parse_segment_header(data: bytes) -> tuple[int, bytes] | None:
+    """First LSN and salt, or None when the header is not whole."""
+    if len(data) < SEGMENT_HEADER.size:
+        return None
+    magic, first_lsn, salt, crc = SEGMENT_HEADER.unpack_from(data)
+    whole = magic == _SEGMENT_MAGIC and crc == google_crc32c.value(data[: SEGMENT_HEADER.size - 4])
+    return (first_lsn, salt) if whole else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    lsn: int
+    durable_lsn: int
+    event: bytes
+    payload: bytes
+    intact: bool
+
+
+def parse_record(data: bytes, offset: int, salt: bytes) -> _Record | None:
+    """The record at `offset` of `data` with its checksums verified, or None when there is no whole one."""
+    start = offset + RECORD_HEADER.size
+    if start > len(data):
+        return None
+    magic, event_bytes, payload_bytes, lsn, durable_lsn, payload_crc, crc = RECORD_HEADER.unpack_from(data, offset)
+    end = start + event_bytes + payload_bytes
+    if magic != _RECORD_MAGIC or event_bytes + payload_bytes > MAX_RECORD_BYTES or end > len(data):
+        return None
+    event, payload = data[start : start + event_bytes], data[start + event_bytes : end]
+    if crc != _crc(salt, data[offset : start - 4], event):
+        return None
+    intact = payload_crc == _crc(salt, payload)
+    if not intact and payload.strip(b"\0"):
+        return None
+    return _Record(lsn=lsn, durable_lsn=durable_lsn, event=event, payload=payload, intact=intact)
+
+
+class Scan:
+    """Reads a journal from its start. Iterate once, then `tail` says where it ends; damage raises JournalDamaged."""
+
+    def __init__(self, folder: Path, *, repair: bool) -> None:
+        """With `repair` a torn tail is cut off the file; without, it is only passed over (a reader beside a writer)."""
+        self._folder = folder
+        self._repair = repair
+        self.tail = Tail(segment=1, offset=SEGMENT_HEADER.size, lsn=1, salt=b"")
+        self.torn_bytes = 0
+
+    def __iter__(self) -> Iterator[Recovered]:
+        numbers = sorted(int(path.stem) for path in self._folder.glob(f"*{_SUFFIX}"))
+        if numbers != list(range(1, len(numbers) + 1)):
+            missing = sorted(set(range(1, max(numbers) + 1)) - set(numbers))
+            raise JournalDamaged(f"{self._folder}: segments {missing} are missing: put them back, or start a new run")
+        for number in numbers:
+            yield from self._segment(number, last=number == numbers[-1])
+
+    def _segment(self, number: int, *, last: bool) -> Iterator[Recovered]:
+        path = segment_path(self._folder, number)
+        data = path.read_bytes()
+        head = parse_segment_header(data)
+        if head is None and last and len(data) <= SEGMENT_HEADER.size:
+            self._torn(path, data, 0)
+            self.tail = Tail(segment=number, offset=SEGMENT_HEADER.size, lsn=self.tail.lsn, salt=b"")
+            return
+        if head is None or head[0] != self.tail.lsn:
+            raise JournalDamaged(f"{path}: the header at offset 0 is damaged (LSN {self.tail.lsn} and on)")
+        yield from self._records(path, number, data, head[1], last=last)
+
+    def _records(self, path: Path, number: int, data: bytes, salt: bytes, *, last: bool) -> Iterator[Recovered]:
+        offset, lsn = SEGMENT_HEADER.size, self.tail.lsn
+        while offset < len(data):
+            record = parse_record(data, offset, salt)
+            if record is None or record.lsn != lsn:
+                self._stop_unless_torn(path, data, offset, salt, lsn, last=last)
+                break
+            position = Position(
+                lsn=lsn,
+                segment=number,
+                offset=offset,
+                event_bytes=len(record.event),
+                payload_bytes=len(record.payload),
+            )
+            yield Recovered(event=journal_pb2.Event.FromString(record.event), position=position, intact=record.intact)
+            offset, lsn = position.end, lsn + 1
+        self.tail = Tail(segment=number, offset=offset, lsn=lsn, salt=salt)
+
+    def _stop_unless_torn(self, path: Path, data: bytes, offset: int, salt: bytes, lsn: int, *, last: bool) -> None:
+        vouched = max((record.durable_lsn for record in _records_after(data, offset, salt)), default=0)
+        if not last or vouched >= lsn:
+            raise JournalDamaged(
+                f"{path}: the record at offset {offset} (LSN {lsn}) is damaged, but was acknowledged: "
+                "restore this file from a copy, or start a new run"
+            )
+        self._torn(path, data, offset)
+
+    def _torn(self, path: Path, data: bytes, offset: int) -> None:
+        self.torn_bytes = len(data) - offset
+        if self._repair:
+            os.truncate(path, offset)
+
+
+def _records_after(data: bytes, offset: int, salt: bytes) -> Iterator[_Record]:
+    """Every whole record behind the unreadable one at `offset`."""
+    at = data.find(_RECORD_MAGIC, offset + 1)
+    while at >= 0:
+        record = parse_record(data, at, salt)
+        if record is not None:
+            yield record
+        at = data.find(_RECORD_MAGIC, at + 1)
+
+
+def _crc(salt: bytes, *parts: bytes) -> int:
+    crc = google_crc32c.value(salt)
+    for part in parts:
+        crc = google_crc32c.extend(crc, part)
+    return int(crc)

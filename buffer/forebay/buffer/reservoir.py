@@ -1,0 +1,232 @@
+"""The live buffer: state, journal and members together, and the one way to change them.
+
+Everything here runs on one event loop. A change is journalled and applied at once, in that order; an answer that
+depends on it is given only after `durable()`, so nobody is told what a crash could take back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from forebay.buffer.disk import Disk
+from forebay.buffer.errors import JournalDamaged, JournalFailed, MemberFenced, MemberUnknown
+from forebay.buffer.evals import EvalDesk, final_missing
+from forebay.buffer.journal import SEGMENT_BYTES, Journal
+from forebay.buffer.ledger import MemberKey, MemberRecord, State, member_key
+from forebay.buffer.members import Members
+from forebay.buffer.records import Position, Scan, Tail
+from forebay.buffer.rules import Rules
+from forebay.buffer.signals import Signal
+from forebay.buffer.weight_store import WeightStore
+from forebay.config.identity import differences, run_json
+from forebay.config.models import RunFile
+from forebay.errors import UsageError
+from forebay.wire.v1 import common_pb2, journal_pb2
+
+log = logging.getLogger(__name__)
+
+#: Room that appends leave on the disk for the small records that must still get through.
+RESERVE_BYTES = 64 << 20
+
+
+class Reservoir:
+    """The buffer of one run. Make it with `open_reservoir`."""
+
+    def __init__(
+        self,
+        run: RunFile,
+        state: State,
+        journal: Callable[[Reservoir], Journal],
+        store: WeightStore,
+        *,
+        disk: Disk,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self.run, self.rules, self.state, self.store = run, Rules.of(run), state, store
+        self.members = Members(run.buffer.member_timeout_s, clock)
+        self.evals = EvalDesk(is_live=self.members.is_live)
+        self.permits_changed, self.groups_changed, self.versions_changed = Signal(), Signal(), Signal()
+        self.clock, self.wall, self._disk = clock, wall, disk
+        self.draining = False
+        self.lease_waits: tuple[int, str, float] | None = None  #: step, cause, since
+        self.failure: asyncio.Future[JournalFailed] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._durable = Signal()
+        self.journal = journal(self)
+        for key, record in state.members.items():
+            if not record.left:
+                self.members.joined(key, record.incarnation)
+
+    # --- changing
+
+    def record(self, event: journal_pb2.Event, payload: bytes = b"") -> Position:
+        """Journal an event and apply it. Raises JournalFailed."""
+        event.at_unix_s = self.wall()
+        position = self.journal.append(event, payload)
+        self.state.apply(event, position)
+        self._release()
+        return position
+
+    async def durable(self) -> None:
+        """Return when everything recorded so far is on the disk. Raises JournalFailed when it never will be."""
+        wanted = self.journal.last_lsn
+        while self.journal.durable_lsn < wanted:
+            if self.failure.done():
+                raise self.failure.result()
+            await self._durable.wait(30.0)
+
+    def changed(self) -> None:
+        """Wake all who wait for permits, groups or versions."""
+        for signal in (self.permits_changed, self.groups_changed, self.versions_changed):
+            signal.notify()
+
+    async def failed(self) -> JournalFailed:
+        """Wait for the journal to fail."""
+        return await asyncio.shield(self.failure)
+
+    def hang_up(self) -> None:
+        """The service stops: nobody waits any longer."""
+        for signal in (self.permits_changed, self.groups_changed, self.versions_changed):
+            signal.close()
+
+    # --- asking
+
+    def speaker(self, member: common_pb2.Member, role: int) -> tuple[MemberKey, MemberRecord]:
+        """The member that speaks, who thereby is alive. Raises MemberUnknown, MemberFenced."""
+        key = member_key(role, member.id)
+        record = self.state.members.get(key)
+        if record is None or member.role != role or member.incarnation > record.incarnation:
+            raise MemberUnknown(f"{member.id} never joined this buffer: its run folder is another one; start anew")
+        if member.incarnation < record.incarnation or record.id != member.id:
+            raise MemberFenced(
+                f"{member.id} is fenced: incarnation {record.incarnation} of {record.id} took over from "
+                f"{member.incarnation}"
+            )
+        self.members.seen(key)
+        return key, record
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step is saved and the final evaluation reported."""
+        return self.state.checkpoint >= self.rules.steps and not final_missing(self.state, self.rules)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What journal and weights take on the disk."""
+        return self.journal.disk_bytes + self.store.disk_bytes
+
+    def no_room(self) -> str:
+        """Why a frame cannot be taken now; empty when it can."""
+        limit = self.run.buffer.disk_gb * 1e9
+        if self.journal.full or self._disk.free_bytes(self.store.folder) < RESERVE_BYTES:
+            return "the buffer's disk is full"
+        if self.disk_bytes > limit:
+            return f"[buffer] disk_gb = {self.run.buffer.disk_gb:g} is reached"
+        if self.journal.pending_bytes > self.run.buffer.memory_mb << 20:
+            return f"[buffer] memory_mb = {self.run.buffer.memory_mb} is reached: the disk is slower than the samplers"
+        return ""
+
+    # --- the journal's side
+
+    def on_durable(self, lsn: int) -> None:
+        """The journal's writer thread says how far the disk has got."""
+        self._on_loop(self._durable.notify)
+
+    def on_failure(self, error: JournalFailed) -> None:
+        """The journal's writer thread says that it is over."""
+        self._on_loop(lambda: self._fail(error))
+
+    def close(self) -> None:
+        """Write everything out and stop. Raises JournalFailed."""
+        self.journal.close()
+
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback)
+
+    def _fail(self, error: JournalFailed) -> None:
+        if not self.failure.done():
+            self.failure.set_result(error)
+        self._durable.notify()
+
+    def _release(self) -> None:
+        released, self.state.released = self.state.released, []
+        if released:
+            self._loop.run_in_executor(None, _release_all, self.journal, released)
+
+
+def _release_all(journal: Journal, positions: list[Position]) -> None:
+    journal.flush()
+    for position in positions:
+        journal.release(position)
+
+
+def recover(folder: Path, *, repair: bool) -> tuple[State, Tail, list[Position]]:
+    """Fold a journal: the state, where the next record goes, and payloads nobody needs that still take room.
+
+    Raises JournalDamaged.
+    """
+    state, intact, scan = State(), set[int](), Scan(folder, repair=repair)
+    released_needed = set[int]()
+    for record in scan:
+        state.apply(record.event, record.position)
+        (intact if record.intact else released_needed).add(record.position.lsn)
+    lost = sorted(lsn for lsn in released_needed if lsn in state.frames)
+    if lost:
+        raise JournalDamaged(f"{folder}: the payloads of LSN {lost[:5]} are zeros, but still needed: restore a copy")
+    if scan.torn_bytes:
+        log.warning("%s: cut off %d bytes that a crash left half written (never acknowledged)", folder, scan.torn_bytes)
+    unreleased = [position for position in state.released if position.lsn in intact]
+    state.released = []
+    return state, scan.tail, unreleased
+
+
+def open_reservoir(
+    run: RunFile,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    wall: Callable[[], float] = time.time,
+    disk: Disk | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
+) -> Reservoir:
+    """Recover the run's buffer from its folder, or found it. Needs a running event loop.
+
+    Raises JournalDamaged, and UsageError when the folder belongs to a run with other settings.
+    """
+    disk = disk or Disk()
+    journal_folder, weights_folder = run.run.home / "buffer" / "journal", run.run.home / "buffer" / "weights"
+    for folder in (journal_folder, weights_folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    state, tail, unreleased = recover(journal_folder, repair=True)
+    _check_same_run(run, state)
+    store = WeightStore(weights_folder, disk=disk, keep_anchors=run.buffer.keep_anchors, clock=clock)
+
+    def journal(reservoir: Reservoir) -> Journal:
+        return Journal(
+            journal_folder,
+            tail,
+            on_durable=reservoir.on_durable,
+            on_failure=reservoir.on_failure,
+            disk=disk,
+            segment_bytes=segment_bytes,
+        )
+
+    reservoir = Reservoir(run, state, journal, store, disk=disk, clock=clock, wall=wall)
+    _release_all(reservoir.journal, unreleased)
+    if not state.run_json:
+        reservoir.record(journal_pb2.Event(run_opened=journal_pb2.RunOpened(run_json=run_json(run))))
+    return reservoir
+
+
+def _check_same_run(run: RunFile, state: State) -> None:
+    diff = differences(state.run_json, run_json(run)) if state.run_json else []
+    if diff:
+        raise UsageError(
+            f"{run.run.home} holds a run with other settings; rename or move this one, or set back:\n"
+            + "\n".join(f"  {line}" for line in diff)
+        )

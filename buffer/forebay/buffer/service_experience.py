@@ -1,0 +1,136 @@
+"""The Experience service over the reservoir."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from forebay.buffer.calls import answering, streaming, wait_of
+from forebay.buffer.conservation import ledger_response
+from forebay.buffer.intake import Intake
+from forebay.buffer.ledger import Batch
+from forebay.buffer.outlet import Outlet
+from forebay.buffer.reservoir import Reservoir
+from forebay.wire.experience import FrameError, check_frame
+from forebay.wire.v1 import common_pb2, experience_pb2, experience_pb2_grpc
+
+#: Frames of one stream that may wait for the disk; the client's own window is 8.
+_WINDOW = 32
+_INLINE_CHECK_BYTES = 256 << 10
+
+
+class ExperienceService(experience_pb2_grpc.ExperienceServicer):
+    """Permits, frames, batches, commits."""
+
+    def __init__(self, reservoir: Reservoir) -> None:
+        self._reservoir = reservoir
+        self._intake, self._outlet = Intake(reservoir), Outlet(reservoir)
+
+    @answering
+    async def Admit(self, request: experience_pb2.AdmitRequest, context: Any) -> experience_pb2.AdmitResponse:
+        """Wait for permits, and say for what when none came."""
+        answer = await self._reservoir.permits_changed.until(
+            lambda: self._intake.admit(request), wait_of(request.wait_s)
+        )
+        await self._reservoir.durable()
+        return answer or experience_pb2.AdmitResponse(waiting_for=self._intake.why_none(request))
+
+    @streaming
+    async def Append(
+        self, requests: AsyncIterator[experience_pb2.AppendRequest], context: Any
+    ) -> AsyncIterator[experience_pb2.AppendResponse]:
+        """Take frames as they come; answer each, in order, once the journal holds it."""
+        taken: asyncio.Queue[experience_pb2.AppendResponse | Exception | None] = asyncio.Queue(_WINDOW)
+        reader = asyncio.create_task(self._take_all(requests, taken))
+        try:
+            while (answer := await taken.get()) is not None:
+                if isinstance(answer, Exception):
+                    raise answer
+                await self._reservoir.durable()
+                yield answer
+        finally:
+            reader.cancel()
+
+    @answering
+    async def Refund(self, request: experience_pb2.RefundRequest, context: Any) -> experience_pb2.RefundResponse:
+        """Take permits back."""
+        self._intake.refund(request)
+        await self._reservoir.durable()
+        return experience_pb2.RefundResponse()
+
+    @streaming
+    async def Lease(
+        self, request: experience_pb2.LeaseRequest, context: Any
+    ) -> AsyncIterator[experience_pb2.LeaseResponse]:
+        """Wait for the batch; then its composition and its frames."""
+        batch = await self._reservoir.groups_changed.until(lambda: self._outlet.lease(request), wait_of(request.wait_s))
+        await self._reservoir.durable()
+        if batch is None:
+            waits = self._reservoir.lease_waits
+            yield experience_pb2.LeaseResponse(waiting_for=waits[1] if waits else "samplers")
+            return
+        async for part in self._parts(request.step, batch):
+            yield part
+
+    @answering
+    async def Commit(self, request: experience_pb2.CommitRequest, context: Any) -> experience_pb2.CommitResponse:
+        """The step is done."""
+        self._outlet.commit(request)
+        await self._reservoir.durable()
+        return experience_pb2.CommitResponse()
+
+    @answering
+    async def Rewind(self, request: experience_pb2.RewindRequest, context: Any) -> experience_pb2.RewindResponse:
+        """Back to a checkpoint."""
+        replayed = self._outlet.rewind(request)
+        await self._reservoir.durable()
+        return experience_pb2.RewindResponse(replayed_batches=replayed)
+
+    @answering
+    async def Ledger(self, request: experience_pb2.LedgerRequest, context: Any) -> experience_pb2.LedgerResponse:
+        """The conservation law."""
+        return ledger_response(self._reservoir.state)
+
+    async def _take_all(
+        self,
+        requests: AsyncIterator[experience_pb2.AppendRequest],
+        taken: asyncio.Queue[experience_pb2.AppendResponse | Exception | None],
+    ) -> None:
+        member = common_pb2.Member()
+        try:
+            async for request in requests:
+                member = request.member if request.HasField("member") else member
+                if request.HasField("frame"):
+                    damage = await _damage(request.frame)
+                    await taken.put(self._intake.append(member, request.frame, damage))
+            await taken.put(None)
+        except Exception as error:
+            await taken.put(error)
+
+    async def _parts(self, step: int, batch: Batch) -> AsyncIterator[experience_pb2.LeaseResponse]:
+        state = self._reservoir.state
+        lsns = list(dict.fromkeys(state.groups[group_id].lsn for group_id in batch.group_ids))
+        positions = [state.frames[lsn].position for lsn in lsns]
+        yield experience_pb2.LeaseResponse(
+            batch=experience_pb2.Batch(
+                step=step, attempt=batch.attempt, group_ids=batch.group_ids, frames=len(positions)
+            )
+        )
+        for position in positions:
+            event, payload = await asyncio.to_thread(self._reservoir.journal.read, position)
+            yield experience_pb2.LeaseResponse(
+                frame=experience_pb2.Frame(header=event.appended.header, payload=payload)
+            )
+
+
+async def _damage(frame: experience_pb2.Frame) -> str:
+    """What is wrong with a frame; empty when nothing is."""
+    try:
+        if len(frame.payload) > _INLINE_CHECK_BYTES:
+            await asyncio.to_thread(check_frame, frame)
+        else:
+            check_frame(frame)
+    except FrameError as error:
+        return str(error) or type(error).__name__
+    return ""
