@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
-from examples.tiny_model import character_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from examples.tiny_model import character_tokenizer
 from forebay.config.models import RunFile
 from forebay.sampler.engine import Engine, HostCopy
 from forebay.wire.version import Version

@@ -1,0 +1,1 @@
+"""Rewards: scoring in processes that can be killed."""
