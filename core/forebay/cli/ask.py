@@ -35,7 +35,7 @@ def ask(address: str, question: Callable[[BlockingClient], Answer]) -> Answer:
 
     def put() -> None:
         try:
-            with BlockingClient(address) as client:
+            with BlockingClient(address, on_trouble=_silent) as client:
                 answer = question(client)
         except BaseException as error:
             answers.put(partial(_raise, error))
@@ -48,6 +48,10 @@ def ask(address: str, question: Callable[[BlockingClient], Answer]) -> Answer:
         return answers.get(timeout=ANSWER_TIMEOUT_S)()
     except Empty as error:
         raise NoBuffer(f"the buffer at {address} does not answer within {ANSWER_TIMEOUT_S:.0f} s") from error
+
+
+def _silent(_trouble: str) -> None:
+    """The client would log each try; here the deadline speaks."""
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`forebay config check | show | schema`: the run file by itself."""
+"""`forebay config check | show | schema | model`: the run file by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_r
 
 
 def add(subparsers: Subparsers) -> None:
-    """The command and its three parts."""
+    """The command and its parts."""
     parser = subparsers.add_parser("config", help="check, show or describe run files", description="Run files.")
     parts: Subparsers = parser.add_subparsers(title="parts", metavar="PART", required=True)
     check_parser = add_command(
@@ -23,6 +23,14 @@ def add(subparsers: Subparsers) -> None:
         example="forebay config show run.toml --learner.lr 1e-6",
     )
     add_command(parts, "schema", schema, summary="print the JSON schema of run files", example="forebay config schema")
+    model_parser = add_command(
+        parts,
+        "model",
+        model,
+        summary="make or find the run file's model and print where it is; services do it by themselves",
+        example="forebay config model examples/quickstart.toml",
+    )
+    add_run_files(model_parser)
     add_run_files(check_parser)
     add_run_files(show_parser)
 
@@ -47,4 +55,15 @@ def schema(_arguments: argparse.Namespace) -> int:
     from forebay.config.models import RunFile
 
     print(json.dumps(RunFile.model_json_schema(), indent=2))
+    return 0
+
+
+def model(arguments: argparse.Namespace) -> int:
+    """Make the model if it is missing and can be made. Raises UsageError."""
+    from forebay.config.model_source import model_source
+    from forebay.obs.log import setup_logging
+
+    run = load_run(arguments)
+    setup_logging("model", run.observe.log_level)
+    print(model_source(run.model, run.run.seed))
     return 0

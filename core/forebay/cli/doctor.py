@@ -69,14 +69,7 @@ def machine_findings() -> Iterator[Finding]:
 
 def run_findings(run: RunFile) -> Iterator[Finding]:
     """What this run file needs."""
-    from forebay.obs.ports import check_free
-
-    for key, address in (("buffer.listen", run.buffer.listen), ("buffer.http", run.buffer.http)):
-        try:
-            check_free(address, key)
-            yield Finding(True, key, f"{address} is free")
-        except ForebayError as error:
-            yield Finding(False, key, str(error))
+    yield _addresses(run)
     yield _model(run)
     yield _disk(run)
 
@@ -95,6 +88,16 @@ def _version(module: str) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return "(version unknown)"
+
+
+def _addresses(run: RunFile) -> Finding:
+    from forebay.buffer.ports import check_listen
+
+    try:
+        check_listen(run)
+        return Finding(True, "addresses", f"{run.buffer.listen} and {run.buffer.http} are free")
+    except ForebayError as error:
+        return Finding(False, "addresses", str(error))
 
 
 def _model(run: RunFile) -> Finding:

@@ -11,9 +11,6 @@ from forebay.cli.ask import NoBuffer, ask
 from forebay.errors import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from forebay.obs.balance import Account
     from forebay.wire.v1 import experience_pb2
 
 
@@ -33,65 +30,46 @@ def add(subparsers: Subparsers) -> None:
 
 def ledger(arguments: argparse.Namespace) -> int:
     """Print the table and the verdict. Raises NoBuffer when neither a buffer nor a journal is there."""
-    from forebay.obs.balance import accounts, by_fleet, unbalanced
+    from forebay.buffer.conservation import imbalances
 
     found = read_ledger(arguments)
-    wrong = unbalanced(found.rows)
+    wrong = imbalances(found)
     if arguments.json:
         from forebay.obs.wire_json import plain
 
-        print(json.dumps({**plain(found), "balanced": not wrong}))
+        print(json.dumps({**plain(found), "balanced": not wrong, "imbalances": wrong}))
     else:
-        each = accounts(found.rows)
-        _print(each if arguments.versions else by_fleet(each), wrong, found.permits_outstanding)
+        _print(found, wrong, by_version=arguments.versions)
     return EXIT_FAILED if wrong else EXIT_DONE
 
 
 def read_ledger(arguments: argparse.Namespace) -> experience_pb2.LedgerResponse:
     """From the running buffer, else from the journal in the run folder. Raises NoBuffer, or what the journal raises."""
-    address = buffer_address(arguments)
     try:
-        return ask(address, lambda buffer: buffer.ledger())
+        return ask(buffer_address(arguments), lambda buffer: buffer.ledger())
     except NoBuffer:
-        if not arguments.run_files or arguments.connect:
+        if arguments.connect or not arguments.run_files:
             raise
         journal = load_run(arguments).run.home / "buffer" / "journal"
         if not journal.exists():
             raise
-        from forebay.buffer.offline import read_ledger as read_offline
+        from forebay.buffer.conservation import ledger_of
 
-        return read_offline(load_run(arguments))
+        return ledger_of(journal)
 
 
-def _print(shown: list[Account], wrong: list[Account], permits: int) -> None:
+def _print(found: experience_pb2.LedgerResponse, wrong: list[str], *, by_version: bool) -> None:
     from rich.console import Console
 
-    console = Console()
-    console.print(_table(shown))
-    console.print(f"{permits} groups are being generated", highlight=False)
-    for account in wrong:
-        lacks = account.missing
-        console.print(
-            f"does not balance: fleet {account.fleet}, version {account.version}: "
-            f"{lacks.groups} groups, {lacks.trajectories} trajectories, {lacks.tokens} tokens unaccounted for",
-            style="bold red",
-        )
+    from forebay.obs.accounts import accounts, accounts_table
+
+    console = Console(highlight=False)
+    console.print(accounts_table(accounts(found.rows, by_version=by_version)))
+    console.print(
+        f"groups: {found.groups_started} started, {found.groups_refunded} refunded, "
+        f"{found.permits_outstanding} being generated"
+    )
+    for line in wrong:
+        console.print(f"does not balance: {line}", style="bold red")
     if not wrong:
-        console.print("balanced: produced = trained + buffered + leased + dropped", style="green", highlight=False)
-
-
-def _table(shown: list[Account]) -> Table:
-    from rich.table import Table
-
-    reasons = sorted({reason for account in shown for reason in account.dropped})
-    states = ["produced", "trained", "buffered", "leased", *(f"dropped:{reason}" for reason in reasons)]
-    table = Table(box=None, pad_edge=False, header_style="bold", title="groups (tokens)", title_justify="left")
-    table.add_column("fleet")
-    table.add_column("version", justify="right")
-    for state in states:
-        table.add_column(state.replace(":", ": "), justify="right")
-    for account in shown:
-        cells = (account.states.get(state) for state in states)
-        words = (f"{amount.groups} ({amount.tokens})" if amount is not None else "–" for amount in cells)
-        table.add_row(account.fleet, str(account.version or "all"), *words)
-    return table
+        console.print("balanced: produced = trained + buffered + leased + dropped", style="green")

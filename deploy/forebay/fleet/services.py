@@ -1,0 +1,42 @@
+"""The services that `forebay run` starts on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from forebay.config.models import RunFile
+from forebay.fleet.process import Service
+
+
+def local_services(run: RunFile, arguments: Sequence[str]) -> list[Service]:
+    """Buffer, learner and samplers, each with the given run files and flags."""
+    return [
+        _service(run, "buffer", "buffer", arguments),
+        _service(run, "learner", "learner", arguments),
+        *(_sampler(run, index, arguments) for index in range(run.fleet.samplers)),
+    ]
+
+
+def model_maker(run: RunFile, arguments: Sequence[str]) -> Service:
+    """The process that makes the model: it frees its memory when it is done."""
+    return Service(name="model", role="model", command=_forebay("config", "model", *arguments), log=_log(run, "model"))
+
+
+def _service(run: RunFile, role: str, name: str, arguments: Sequence[str]) -> Service:
+    return Service(name=name, role=role, command=_forebay(role, *arguments), log=_log(run, name))
+
+
+def _sampler(run: RunFile, index: int, arguments: Sequence[str]) -> Service:
+    # A lasting id: after a restart the sampler is the same member, and what its predecessor held is free at once.
+    name = f"{run.sampler.id or 'sampler'}-{index}"
+    return _service(run, "sampler", name, [*arguments, f"--sampler.id={name}"])
+
+
+def _forebay(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "forebay.cli.main", *words)
+
+
+def _log(run: RunFile, name: str) -> Path:
+    return run.run.home / "logs" / f"{name}.log"
