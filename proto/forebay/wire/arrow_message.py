@@ -1,8 +1,8 @@
 """One Arrow IPC record-batch message whose schema both sides know: written plainly, read with suspicion.
 
-The schema does not travel: a reader that takes it from the bytes would have to judge extension types (CVE-2023-47248), unknown
-columns and metadata. Compression inside is refused before pyarrow looks at a body, because pyarrow expands whatever it is
-told to (16.7 KB became 512 MiB, measured).
+The schema does not travel: a reader that takes it from the bytes would have to judge extension types (CVE-2023-47248),
+unknown columns and metadata. Compression inside is refused before pyarrow looks at a body, because pyarrow expands
+whatever it is told to (16.7 KB became 512 MiB, measured).
 """
 
 from __future__ import annotations

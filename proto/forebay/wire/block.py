@@ -3,15 +3,16 @@
     block  = kind (u8) changed (u32) length of each stream (u32 each) streams
     stream = one zstd frame, or nothing when it would be empty
 
-| kind   | streams |
-|--------|---------|
-| SAME   | none |
-| GAPS   | gaps, gap escapes (planes of u32), then ULP steps: for 8 and 16 bits a byte each (255 escapes) and raw escapes, for wider elements byte planes |
-| XOR    | byte planes of base XOR new |
-| PLANES | byte planes of new: needs no base |
+| kind   | streams                                                                                   |
+|--------|-------------------------------------------------------------------------------------------|
+| SAME   | none                                                                                      |
+| GAPS   | gaps, low bytes of gap escapes (u32), their upper planes; then ULP steps: a byte each and |
+|        | raw escapes for elements of 8 and 16 bits, byte planes for wider ones                     |
+| XOR    | byte planes of base XOR new                                                               |
+| PLANES | byte planes of new: needs no base                                                         |
 
-All integers are little-endian.
-"""  # noqa: E501 (a table)
+All integers are little-endian. 255 is the escape of one-byte streams.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.wire import bounded_zstd, gaps, planes, ulp
-from forebay.wire.bounded_zstd import BytesLike
+from forebay.wire.bytes_like import BytesLike
 from forebay.wire.dtype import Bits
 from forebay.wire.errors import WireError
 
@@ -73,30 +74,29 @@ def _changed_positions(base: Bits, new: Bits) -> NDArray[np.int64]:
 
 
 def _forms(base: Bits, new: Bits, positions: NDArray[np.int64], is_float: bool) -> list[tuple[Kind, bytes]]:
-    """Forms worth comparing. Dense ones cost ten times the time, so a look at samples decides whether they could win."""
-    changed, forms = len(positions), []
-    if changed <= len(new) // 2 or new.nbytes <= _ALL_FORMS_BELOW:
-        forms.append((Kind.GAPS, _sparse(base, new, positions, is_float)))
-    if not forms or new.nbytes <= _ALL_FORMS_BELOW or len(forms[0][1]) > _sampled_bytes(base, new, is_float) // 2:
+    """Forms worth comparing: dense ones cost several times the work, so they are tried only where they could win."""
+    changed = len(positions)
+    forms = [(Kind.GAPS, _sparse(base, new, positions, is_float))]
+    if changed > len(new) // 4 or new.nbytes <= _ALL_FORMS_BELOW:
         forms.append((Kind.XOR, _dense(Kind.XOR, base ^ new, changed, rotate=False)))
+    if new.nbytes <= _ALL_FORMS_BELOW or len(forms[0][1]) > _sampled_bytes(new, is_float) // 2:
         forms.append((Kind.PLANES, _dense(Kind.PLANES, new, changed, is_float)))
     return forms
 
 
-def _sampled_bytes(base: Bits, new: Bits, is_float: bool) -> int:
-    """About what the smaller dense form would take, from evenly spread samples of 1/64 of the block."""
-    window = len(new) // 64 // _SAMPLES
+def _sampled_bytes(new: Bits, is_float: bool) -> int:
+    """About what PLANES would take, from evenly spread samples of 1/64 of the block."""
+    window = len(new) // (64 * _SAMPLES)
     starts = np.linspace(0, len(new) - window, _SAMPLES).astype(np.int64)
     index = (starts[:, None] + np.arange(window)).ravel()
-    plain = _dense(Kind.PLANES, new[index], 0, is_float)
-    xor = _dense(Kind.XOR, base[index] ^ new[index], 0, rotate=False)
-    return min(len(plain), len(xor)) * len(new) // len(index)
+    return len(_dense(Kind.PLANES, new[index], 0, is_float)) * len(new) // len(index)
 
 
 def _sparse(base: Bits, new: Bits, positions: NDArray[np.int64], is_float: bool) -> bytes:
     gap_bytes, gap_escapes = gaps.encode(positions)
     zigzag = ulp.steps(base[positions], new[positions], is_float=is_float)
-    streams = [gap_bytes, np.concatenate(planes.split(gap_escapes, rotate=False)), *_step_streams(zigzag)]
+    low, *upper = planes.split(gap_escapes, rotate=False)
+    streams = [gap_bytes, low, np.concatenate(upper), *_step_streams(zigzag)]
     return _pack(Kind.GAPS, len(positions), streams)
 
 
@@ -138,16 +138,20 @@ def _open(data: memoryview, target: Bits) -> tuple[Kind, int, list[memoryview], 
 
 
 def _stream_count(kind: Kind, width: int) -> int:
-    sparse = 2 + (width if width > 2 else 2)
+    sparse = 3 + (width if width > 2 else 2)
     return {Kind.SAME: 0, Kind.GAPS: sparse, Kind.XOR: width, Kind.PLANES: width}[kind]
 
 
 def _apply_gaps(target: Bits, changed: int, streams: Sequence[BytesLike], is_float: bool) -> None:
     gap_bytes = _bytes(streams[0], changed)
-    escapes = _words(streams[1], gaps.escapes_in(gap_bytes))
-    positions = gaps.decode(gap_bytes, escapes, len(target))
-    zigzag = _read_steps(streams[2:], changed, target.dtype)
+    positions = gaps.decode(gap_bytes, _read_escapes(streams[1:3], gaps.escapes_in(gap_bytes)), len(target))
+    zigzag = _read_steps(streams[3:], changed, target.dtype)
     target[positions] = ulp.advance(target[positions], zigzag, is_float=is_float)
+
+
+def _read_escapes(streams: Sequence[BytesLike], count: int) -> NDArray[np.uint32]:
+    table = [_bytes(streams[0], count), *_bytes(streams[1], 3 * count).reshape(3, count)]
+    return planes.join(table, np.dtype("<u4"), rotate=False).view(np.uint32)
 
 
 def _read_steps(streams: Sequence[BytesLike], changed: int, dtype: np.dtype[np.unsignedinteger]) -> Bits:
@@ -162,11 +166,6 @@ def _read_steps(streams: Sequence[BytesLike], changed: int, dtype: np.dtype[np.u
 
 def _join_dense(streams: Sequence[BytesLike], target: Bits, *, rotate: bool) -> Bits:
     return planes.join([_bytes(stream, len(target)) for stream in streams], target.dtype, rotate=rotate)
-
-
-def _words(stream: BytesLike, count: int) -> NDArray[np.uint32]:
-    table = _bytes(stream, 4 * count).reshape(4, count)
-    return planes.join(list(table), np.dtype("<u4"), rotate=False)
 
 
 def _bytes(stream: BytesLike, count: int) -> NDArray[np.uint8]:

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import threading
-from typing import TypeAlias
-import numpy as np
-import zstandard
-from numpy.typing import NDArray
 
+import zstandard
+
+from forebay.wire.bytes_like import BytesLike, flat
 from forebay.wire.errors import WireError
 
 MAX_WINDOW_BYTES = 1 << 23  #: RFC 9659's bound for HTTP, taken for every frame
-
-BytesLike: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
 
 _contexts = threading.local()
 
 
 def compress(data: BytesLike, level: int) -> bytes:
     """One zstd frame that names its content size. Empty data stay empty."""
-    return _compressor(level).compress(data) if memoryview(data).nbytes else b""
+    content = flat(data)
+    return _compressor(level).compress(content) if len(content) else b""
 
 
 def decompress(data: BytesLike, expected_bytes: int) -> bytes:
     """Exactly `expected_bytes`, the only size that memory is taken for. Raises WireError."""
-    if not memoryview(data).nbytes:
+    compressed = flat(data)
+    if not len(compressed):
         _require(expected_bytes == 0, f"nothing where {expected_bytes} bytes were declared")
         return b""
     try:
-        parameters = zstandard.get_frame_parameters(data)
+        parameters = zstandard.get_frame_parameters(compressed)
         _require(parameters.content_size == expected_bytes, f"zstd content size is not the declared {expected_bytes}")
         _require(parameters.window_size <= MAX_WINDOW_BYTES, f"zstd window is above {MAX_WINDOW_BYTES} bytes")
         _require(parameters.dict_id == 0, "zstd dictionaries are not used")
-        content = _decompressor().decompress(data, max_output_size=expected_bytes, allow_extra_data=False)
+        content = _decompressor().decompress(compressed, max_output_size=expected_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise WireError(f"not a zstd frame: {error}") from error
     _require(len(content) == expected_bytes, f"zstd content is not the declared {expected_bytes} bytes")

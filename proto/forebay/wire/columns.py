@@ -1,8 +1,8 @@
 """Trajectories as the columns that compress well, and back.
 
-Prompts are kept once a group; tokens in byte planes of the narrowest width, without those that a member shares with the one
-before it in its group; loss masks as run lengths; versions as spans. All of it is lossless, log-probabilities excepted
-when the form is "compact".
+Prompts are kept once a group; tokens in byte planes of the narrowest width, without those that a member shares with
+the one before it in its group; loss masks as run lengths; versions as spans. All of it is lossless, log-probabilities
+excepted when the form is "compact".
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import blake3
 
-from forebay.wire.bounded_zstd import BytesLike
+from forebay.wire.bytes_like import BytesLike, flat
 
 DIGEST_BYTES = 32
 _THREADS_PAY_FROM_BYTES = 1 << 20
@@ -15,8 +15,9 @@ _THREADS_PAY_FROM_BYTES = 1 << 20
 
 def digest_of(data: BytesLike) -> bytes:
     """blake3 of `data`; big ones on every core."""
-    threads = blake3.blake3.AUTO if memoryview(data).nbytes >= _THREADS_PAY_FROM_BYTES else 1
-    digest: bytes = blake3.blake3(data, max_threads=threads).digest()
+    content = flat(data)
+    threads = blake3.blake3.AUTO if len(content) >= _THREADS_PAY_FROM_BYTES else 1
+    digest: bytes = blake3.blake3(content, max_threads=threads).digest()
     return digest
 
 

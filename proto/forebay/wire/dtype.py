@@ -13,7 +13,12 @@ from forebay.wire.errors import WeightsError
 Bits: TypeAlias = NDArray[np.unsignedinteger]  #: elements as unsigned integers, shape [n]
 
 _NAMED_BITS = {"BOOL": 8}
-_UNITS = {8: np.dtype("<u1"), 16: np.dtype("<u2"), 32: np.dtype("<u4"), 64: np.dtype("<u8")}
+_UNITS: dict[int, np.dtype[np.unsignedinteger]] = {
+    8: np.dtype("<u1"),
+    16: np.dtype("<u2"),
+    32: np.dtype("<u4"),
+    64: np.dtype("<u8"),
+}
 
 
 def bits_per_element(dtype: str) -> int:

@@ -3,7 +3,8 @@
     frame   = header (protobuf, readable by all) + payload
     payload = zstd of one Arrow record-batch message of storage columns (`forebay.wire.columns`)
 
-The buffer checks a frame by its header and never opens the payload; the learner opens it and checks it against the header.
+The buffer checks a frame by its header and never opens the payload; the learner opens it and checks it against the
+header.
 """
 
 from __future__ import annotations
@@ -19,16 +20,26 @@ from forebay.wire.errors import FrameError, WireError
 from forebay.wire.frame_header import (
     CODECS,
     MAX_FRAME_BYTES,
-    SCHEMA_VERSION,
     check_header,
-    check_sizes,
     checksum,
     describe,
 )
+from forebay.wire.record_batch import SCHEMA, SCHEMA_VERSION, from_record_batch, to_record_batch
 from forebay.wire.trajectory import Trajectory
 from forebay.wire.v1 import experience_pb2
 
-__all__ = ["CODECS", "MAX_FRAME_BYTES", "SCHEMA_VERSION", "FrameError", "check_frame", "decode_frame", "encode_frame"]
+__all__ = [
+    "CODECS",
+    "MAX_FRAME_BYTES",
+    "SCHEMA",
+    "SCHEMA_VERSION",
+    "FrameError",
+    "check_frame",
+    "decode_frame",
+    "encode_frame",
+    "from_record_batch",
+    "to_record_batch",
+]
 
 _LEVEL = 3
 

@@ -9,10 +9,10 @@ import xxhash
 from forebay.wire.columns import MAX_TOKENS, Group
 from forebay.wire.errors import FrameError
 from forebay.wire.logprobs import COMPACT, EXACT
+from forebay.wire.record_batch import SCHEMA_VERSION
 from forebay.wire.v1 import experience_pb2
 from forebay.wire.version import Version
 
-SCHEMA_VERSION = 1
 CODECS = {f"zstd+{form}": form for form in (EXACT, COMPACT)}  #: codec name to form of the log-probabilities
 MAX_FRAME_BYTES = 1 << 23
 MAX_UNCOMPRESSED_BYTES = 1 << 26

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -149,8 +149,16 @@ class HostState:
 
     def digest(self) -> bytes:
         """32 bytes over names, dtypes, shapes and contents. Raises CorruptWeights when the state is damaged."""
+        return self.digest_with(self.tensor_digests())
+
+    def tensor_digests(self) -> dict[str, bytes]:
+        """The digest of every tensor by name. Raises CorruptWeights when the state is damaged."""
         self.require_sound()
-        return state_digest((s["name"], s["dtype"], s["shape"], self.tensor_digest(s["name"])) for s in self.layout)
+        return {name: self.tensor_digest(name) for name in self._slots}
+
+    def digest_with(self, digests: Mapping[str, bytes]) -> bytes:
+        """What `digest` would be if the tensors had these digests."""
+        return state_digest((s["name"], s["dtype"], s["shape"], digests[s["name"]]) for s in self._slots.values())
 
     def copy_from(self, other: HostState) -> None:
         """Take over the contents of a state with the same layout, and its soundness. Raises WeightsError."""
@@ -173,10 +181,10 @@ class HostState:
         slot = self._slots[name]
         return self._buffer[slot["offset"] : slot["offset"] + slot["nbytes"]]
 
-    # For `forebay.wire.weights.apply`, which knows what it wrote and has verified it.
+    # For those who write once and keep no view: updates and readers of checkpoints.
 
     def open_for_update(self, name: str) -> Bits:
-        """Writable elements whose digest is forgotten; the caller closes with `close_update` before anyone reads."""
+        """Writable elements whose digest is forgotten now; the caller must not keep the view. Raises KeyError."""
         self._digests.pop(name, None)
         return self._bytes(name).view(unit(self._slots[name]["dtype"]))
 

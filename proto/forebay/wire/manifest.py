@@ -10,6 +10,7 @@ from forebay.wire.v1 import weights_pb2
 FORMAT = 1
 MAX_CHUNK_BYTES = 1 << 24
 MAX_TENSORS = 1 << 20
+MAX_DIMENSIONS = 64
 
 
 def check_manifest(manifest: weights_pb2.Manifest) -> None:
@@ -47,6 +48,7 @@ def _check_tensors(manifest: weights_pb2.Manifest) -> None:
         _require(before is None or before < entry.name, f"tensor {entry.name} is out of order")
         _require(entry.offset == at, f"tensor {entry.name} does not follow the one before it")
         _require(len(entry.digest) == DIGEST_BYTES, f"tensor {entry.name} has no digest")
+        _require(len(entry.shape) <= MAX_DIMENSIONS, f"tensor {entry.name} of {len(entry.shape)} dimensions")
         _require(entry.changed <= _elements(entry), f"tensor {entry.name}: more elements changed than it has")
         at, before = at + entry.bytes, entry.name
     _require(at == manifest.payload_bytes, f"tensors of {at} bytes in a payload of {manifest.payload_bytes}")

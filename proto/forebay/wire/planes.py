@@ -19,18 +19,19 @@ def split(bits: Bits, *, rotate: bool) -> list[NDArray[np.uint8]]:
     After it bf16's upper byte is exactly its exponent, its lower one mantissa and sign (ZipNN, arXiv 2411.05239).
     """
     width = bits.itemsize
-    turned = (bits << 1) | (bits >> (8 * width - 1)) if rotate else bits
-    table = np.ascontiguousarray(turned).view(np.uint8).reshape(-1, width)
+    turned = (bits << 1) | (bits >> (8 * width - 1)) if rotate else np.ascontiguousarray(bits)
+    table = turned.view(np.uint8).reshape(-1, width)
     return [np.ascontiguousarray(table[:, k]) for k in range(width)]
 
 
 def join(planes: Sequence[NDArray[np.uint8]], dtype: np.dtype[np.unsignedinteger], *, rotate: bool) -> Bits:
     """The inverse of `split`: elements of `dtype`, shape [n]."""
-    table = np.empty((len(planes[0]), dtype.itemsize), np.uint8)
+    width = dtype.itemsize
+    table = np.empty((len(planes[0]), width), np.uint8)
     for k, plane in enumerate(planes):
         table[:, k] = plane
-    bits = table.reshape(-1).view(dtype)
-    return (bits >> 1) | (bits << (8 * dtype.itemsize - 1)) if rotate else bits
+    bits: Bits = table.reshape(-1).view(dtype)
+    return np.bitwise_or(bits >> 1, bits << (8 * width - 1)) if rotate else bits
 
 
 def narrow(words: NDArray[np.uint32]) -> NDArray[np.uint8]:

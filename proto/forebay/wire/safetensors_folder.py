@@ -15,9 +15,9 @@ from forebay.wire.dtype import Bits, unit
 from forebay.wire.errors import UnreadableCheckpoint, WeightsError
 from forebay.wire.float_cast import CASTABLE, cast
 from forebay.wire.host_state import HostState, TensorSpec, blocks_of
+from forebay.wire.manifest import MAX_DIMENSIONS
 
 _MAX_HEADER_BYTES = 100_000_000  #: the format's own bound
-_MAX_DIMENSIONS = 64
 _CAST_BLOCK_BYTES = 1 << 22
 
 
@@ -79,7 +79,7 @@ def _tensors(file: Path, header: dict[str, Any], *, begin: int, size: int) -> li
 
 
 def _shape(shape: list[int]) -> tuple[int, ...]:
-    if len(shape) > _MAX_DIMENSIONS or not all(isinstance(size, int) and size >= 0 for size in shape):
+    if len(shape) > MAX_DIMENSIONS or not all(isinstance(size, int) and size >= 0 for size in shape):
         raise ValueError(f"shape {shape}")
     return tuple(shape)
 

@@ -5,25 +5,27 @@ Integer arithmetic modulo 2^width on a bijective view: exact for every bit patte
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from forebay.wire.dtype import Bits
 
-_SIGNED = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}
+_SIGNED: dict[int, Any] = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}
 
 
 def steps(old: Bits, new: Bits, *, is_float: bool) -> Bits:
     """Zig-zag distance from `old` to `new`: 1 is one down, 2 one up, 3 two down. Same shape and width."""
     signed = _SIGNED[old.itemsize]
     distance = (_ordered(new, is_float) - _ordered(old, is_float)).view(signed)
-    return ((distance << 1) ^ (distance >> (8 * old.itemsize - 1))).view(old.dtype)
+    zigzag: Bits = ((distance << 1) ^ (distance >> (8 * old.itemsize - 1))).view(old.dtype)
+    return zigzag
 
 
 def advance(old: Bits, zigzag: Bits, *, is_float: bool) -> Bits:
     """The inverse: `new` from `old` and what `steps` gave."""
-    zero = old.dtype.type(0)
-    distance = (zigzag >> 1) ^ (zero - (zigzag & 1))
-    return _unordered(_ordered(old, is_float) + distance, is_float)
+    distance = np.bitwise_xor(zigzag >> 1, np.negative(zigzag & 1))
+    return _unordered(np.add(_ordered(old, is_float), distance), is_float)
 
 
 def _ordered(bits: Bits, is_float: bool) -> Bits:
@@ -41,7 +43,8 @@ def _unordered(ordered: Bits, is_float: bool) -> Bits:
 
 def _sign_mask(bits: Bits) -> Bits:
     """All ones where the top bit is set, else zero."""
-    return (bits.view(_SIGNED[bits.itemsize]) >> (8 * bits.itemsize - 1)).view(bits.dtype)
+    mask: Bits = (bits.view(_SIGNED[bits.itemsize]) >> (8 * bits.itemsize - 1)).view(bits.dtype)
+    return mask
 
 
 def _top_bit(bits: Bits) -> np.unsignedinteger:

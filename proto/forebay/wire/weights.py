@@ -1,19 +1,20 @@
 """Weights on the wire: anchors, exact deltas, and applying them to a host state.
 
-A payload is the blocks (`forebay.wire.block`) of its tensors, one after another, cut into chunks that are named by their
-blake3. The manifest says which weights it leads from and to.
+A payload is the blocks (`forebay.wire.block`) of its tensors, one after another, cut into chunks that are named by
+their blake3. The manifest says which weights it leads from and to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from forebay.wire import block
 from forebay.wire.block import BLOCK_BYTES, Kind
-from forebay.wire.bounded_zstd import BytesLike
+from forebay.wire.bytes_like import BytesLike, flat
 from forebay.wire.digest import digest_of
-from forebay.wire.dtype import is_float
+from forebay.wire.dtype import Bits, is_float
 from forebay.wire.errors import CorruptWeights, WeightsError, WireError, WrongBase
 from forebay.wire.host_state import HostState, Slot, TensorSpec, blocks_of
 from forebay.wire.manifest import FORMAT, check_manifest, check_payload
@@ -52,9 +53,11 @@ class Encoded:
 
 def encode_anchor(new: HostState, *, version: Version) -> Encoded:
     """A full snapshot of `new`. Raises CorruptWeights when that state is damaged."""
-    manifest = _manifest(new, version)
+    payload, digests = _Chunker(), new.tensor_digests()
+    manifest = _manifest(new, digests, version)
     manifest.anchor = True
-    return _encode(None, new, manifest)
+    entries = (_encode_tensor(None, new, slot, digests[slot["name"]], payload) for slot in new.layout)
+    return _seal(manifest, entries, payload)
 
 
 def encode_delta(base: HostState, new: HostState, *, version: Version, base_version: Version) -> Encoded:
@@ -64,10 +67,13 @@ def encode_delta(base: HostState, new: HostState, *, version: Version, base_vers
     """
     if base.layout != new.layout:
         raise WeightsError("delta between states of different tensors, dtypes or shapes: publish an anchor instead")
-    manifest = _manifest(new, version)
+    payload, old, digests = _Chunker(), base.tensor_digests(), new.tensor_digests()
+    manifest = _manifest(new, digests, version)
     manifest.base.CopyFrom(base_version.to_proto())
-    manifest.base_digest = base.digest()
-    return _encode(base, new, manifest)
+    manifest.base_digest = base.digest_with(old)
+    changed = (slot for slot in new.layout if old[slot["name"]] != digests[slot["name"]])
+    entries = (_encode_tensor(base, new, slot, digests[slot["name"]], payload) for slot in changed)
+    return _seal(manifest, entries, payload)
 
 
 def apply(state: HostState, manifest: weights_pb2.Manifest, payload: BytesLike) -> None:
@@ -76,49 +82,48 @@ def apply(state: HostState, manifest: weights_pb2.Manifest, payload: BytesLike) 
     Everything that can be checked beforehand is: sizes, chunk digests, the base. Raises WrongBase (state untouched) or
     CorruptWeights (state untouched, or marked damaged if the payload went wrong half-way: reload it then).
     """
-    content = memoryview(payload).cast("B")
+    content = flat(payload)
     check_manifest(manifest)
     _check_fit(state, manifest)
-    _check_base(state, manifest)
+    digests = _checked_base(state, manifest)
     check_payload(manifest, content)
-    state.mark_damaged(f"its update to {Version.from_proto(manifest.version)} did not end")
-    try:
+    with _damage_on_failure(state, manifest):
         for entry in manifest.tensors:
             _apply_tensor(state, entry, content[entry.offset : entry.offset + entry.bytes])
-        state.mark_sound()
-        if state.digest() != manifest.digest:
+            digests[entry.name] = entry.digest
+        if state.digest_with(digests) != manifest.digest:
             raise WireError("the state's digest is not the manifest's")
+
+
+@contextmanager
+def _damage_on_failure(state: HostState, manifest: weights_pb2.Manifest) -> Iterator[None]:
+    """From the first write until the proof, the state counts as damaged: a killed or failed update must not serve."""
+    state.mark_damaged(f"its update to {Version.from_proto(manifest.version)} did not end")
+    try:
+        yield
     except WireError as error:
         problem = f"update to {Version.from_proto(manifest.version)} failed: {error}"
         state.mark_damaged(problem)
         raise CorruptWeights(f"{problem}; reload the weights from an anchor or checkpoint") from error
+    state.mark_sound()
 
 
-def _manifest(new: HostState, version: Version) -> weights_pb2.Manifest:
-    elements = sum(len(new.view_of(name)) for name in new.names)
+def _manifest(new: HostState, digests: Mapping[str, bytes], version: Version) -> weights_pb2.Manifest:
     return weights_pb2.Manifest(
-        format=FORMAT, version=version.to_proto(), digest=new.digest(), model_bytes=new.model_bytes, elements=elements
+        format=FORMAT,
+        version=version.to_proto(),
+        digest=new.digest_with(digests),
+        model_bytes=new.model_bytes,
+        elements=sum(len(new.view_of(name)) for name in new.names),
     )
 
 
-def _encode(base: HostState | None, new: HostState, manifest: weights_pb2.Manifest) -> Encoded:
-    payload = _Chunker()
-    for slot in new.layout:
-        if base is not None and base.tensor_digest(slot["name"]) == new.tensor_digest(slot["name"]):
-            continue
-        entry = _encode_tensor(base, new, slot, payload)
-        manifest.tensors.append(entry)
-        manifest.changed += entry.changed
-    manifest.chunks.extend(payload.close())
-    manifest.payload_bytes = payload.written_bytes
-    return Encoded(manifest=manifest, chunks=payload.chunks)
-
-
-def _encode_tensor(base: HostState | None, new: HostState, slot: Slot, payload: _Chunker) -> weights_pb2.TensorEntry:
+def _encode_tensor(
+    base: HostState | None, new: HostState, slot: Slot, digest: bytes, payload: _Chunker
+) -> weights_pb2.TensorEntry:
     name, floating = slot["name"], is_float(slot["dtype"])
-    entry = weights_pb2.TensorEntry(name=name, dtype=slot["dtype"], shape=slot["shape"])
-    entry.offset, entry.digest = payload.written_bytes, new.tensor_digest(name)
-    kinds = set()
+    entry = weights_pb2.TensorEntry(name=name, dtype=slot["dtype"], shape=slot["shape"], digest=digest)
+    entry.offset, kinds = payload.written_bytes, set()
     for old_block, new_block in _block_pairs(base, new, name):
         kind, changed, packed = block.encode(old_block, new_block, is_float=floating)
         payload.write(packed)
@@ -128,7 +133,15 @@ def _encode_tensor(base: HostState | None, new: HostState, slot: Slot, payload: 
     return entry
 
 
-def _block_pairs(base: HostState | None, new: HostState, name: str) -> Iterator[tuple[block.Bits | None, block.Bits]]:
+def _seal(manifest: weights_pb2.Manifest, entries: Iterable[weights_pb2.TensorEntry], payload: _Chunker) -> Encoded:
+    manifest.tensors.extend(entries)
+    manifest.changed = sum(entry.changed for entry in manifest.tensors)
+    manifest.chunks.extend(payload.close())
+    manifest.payload_bytes = payload.written_bytes
+    return Encoded(manifest=manifest, chunks=payload.chunks)
+
+
+def _block_pairs(base: HostState | None, new: HostState, name: str) -> Iterator[tuple[Bits | None, Bits]]:
     fresh = blocks_of(new.view_of(name), BLOCK_BYTES)
     if base is None:
         return ((None, bits) for bits in fresh)
@@ -156,15 +169,18 @@ def _check_fit(state: HostState, manifest: weights_pb2.Manifest) -> None:
         raise CorruptWeights(f"anchor with {len(manifest.tensors)} of {len(slots)} tensors")
 
 
-def _check_base(state: HostState, manifest: weights_pb2.Manifest) -> None:
+def _checked_base(state: HostState, manifest: weights_pb2.Manifest) -> dict[str, bytes]:
+    """The tensors' digests as they are (an anchor replaces them all). Raises WrongBase."""
     if manifest.anchor:
-        return
-    held = state.digest()
+        return {}
+    digests = state.tensor_digests()
+    held = state.digest_with(digests)
     if held != manifest.base_digest:
         raise WrongBase(
             f"the delta to {Version.from_proto(manifest.version)} is for {Version.from_proto(manifest.base)} "
             f"(digest {manifest.base_digest.hex()[:12]}), these weights are {held.hex()[:12]}: take another path"
         )
+    return digests
 
 
 def _apply_tensor(state: HostState, entry: weights_pb2.TensorEntry, data: memoryview) -> None:
