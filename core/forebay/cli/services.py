@@ -54,21 +54,16 @@ def serve(role: str, arguments: argparse.Namespace) -> int:
     from forebay.obs.log import setup_logging
 
     run = load_run(arguments)
-    entry = service_entry(role)
+    require(role, NEEDED.get(role, ()))
     setup_logging(run.sampler.id or role if role == "sampler" else role, run.observe.log_level)
     prepare_home(run)
     if role == "buffer":
         store_resolved(run)
     else:
         model_source(run.model, run.run.seed)
-    return entry(run)
-
-
-def service_entry(role: str) -> Callable[[RunFile], int]:
-    """The role's `serve`. Raises UsageError when what its extra installs is missing."""
-    require(role, NEEDED.get(role, ()))
+    # Last: importing a service may take many seconds, and mistakes should be told at once.
     entry: Callable[[RunFile], int] = importlib.import_module(f"forebay.{role}.service").serve
-    return entry
+    return entry(run)
 
 
 def require(extra: str, modules: tuple[str, ...]) -> None:

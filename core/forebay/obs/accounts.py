@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.table import Table
+from rich.text import Text
 
 from forebay.wire.v1 import experience_pb2
 from forebay.wire.version import Version
@@ -56,5 +57,5 @@ def accounts_table(shown: list[Account]) -> Table:
         table.add_column(state.replace(":", ": "), justify="right")
     for account in shown:
         cells = (str(account.states.get(state, "–")) for state in (*FIRST_STATES, *others))
-        table.add_row(account.fleet, str(account.version or "all"), *cells)
+        table.add_row(Text(account.fleet), str(account.version or "all"), *cells)
     return table

@@ -68,12 +68,12 @@ def live_samplers(status: control_pb2.StatusResponse) -> list[control_pb2.Member
     return [member for member in _of_role(status, common_pb2.ROLE_SAMPLER) if member.state == "live"]
 
 
-def _title(picture: Picture) -> str:
+def _title(picture: Picture) -> Text:
     if picture.status is None:
-        return f"[bold]forebay[/] {picture.title}"
+        return Text.assemble(("forebay", "bold"), f" {picture.title}")
     evals = "".join(f" · held-out step {each.version.step}: {each.score:.3f}" for each in _ends(picture.status.evals))
     step = f"step {picture.status.step}/{picture.status.steps}"
-    return f"[bold]forebay[/] {picture.title} · {picture.status.state} · {step}{evals}"
+    return Text.assemble(("forebay", "bold"), f" {picture.title} · {picture.status.state} · {step}{evals}")
 
 
 def _ends(evals: Sequence[control_pb2.EvalResult]) -> list[control_pb2.EvalResult]:
@@ -85,9 +85,10 @@ def _samplers(status: control_pb2.StatusResponse) -> RenderableType:
     if not members:
         return Text("no sampler yet", style="yellow")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("fleet", "left"), ("sampler", "left"), ("version", "right"), ("tok/s", "right")):
-        table.add_column(name, justify="right" if justify == "right" else "left")
-    table.add_column("groups", justify="right")
+    for name in ("fleet", "sampler"):
+        table.add_column(name)
+    for name in ("version", "tok/s", "groups"):
+        table.add_column(name, justify="right")
     table.add_column("doing", overflow="fold")
     for member in sorted(members, key=lambda each: (each.fleet, each.member.id))[:SAMPLERS_SHOWN]:
         table.add_row(*_sampler_cells(member, status.newest.step))
@@ -96,17 +97,18 @@ def _samplers(status: control_pb2.StatusResponse) -> RenderableType:
     return table
 
 
-def _sampler_cells(member: control_pb2.MemberStatus, newest_step: int) -> tuple[str | Text, ...]:
+def _sampler_cells(member: control_pb2.MemberStatus, newest_step: int) -> tuple[Text, ...]:
     behind = newest_step - member.version.step
     version = str(Version.from_proto(member.version)) if member.HasField("version") else "–"
     place = member.fleet if member.fleet == member.region else f"{member.fleet} in {member.region}"
+    # Text and not strings: what comes from the wire is no markup.
     return (
-        place,
+        Text(place),
         Text(member.member.id, style=STATE_STYLE.get(member.state, "")),
-        version + (f" (−{behind})" if behind > 0 and member.HasField("version") else ""),
-        f"{member.gauges.get('tokens_per_s', 0.0):.0f}",
-        str(member.groups),
-        _doing(member),
+        Text(version + (f" (−{behind})" if behind > 0 and member.HasField("version") else "")),
+        Text(f"{member.gauges.get('tokens_per_s', 0.0):.0f}"),
+        Text(str(member.groups)),
+        Text(_doing(member)),
     )
 
 
