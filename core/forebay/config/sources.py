@@ -64,7 +64,7 @@ def from_environment(environ: Mapping[str, str], keys: KeyTree) -> list[Setting]
         if len(path) > 1:
             settings.append(Setting(path=path, value=parse_value(environ[name], path, keys), origin=name))
         else:
-            _refuse_single_underscore(name, path[0], keys)
+            _refuse_single_underscore(name, keys)
     return settings
 
 
@@ -115,9 +115,9 @@ def _leaves(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tu
             yield here, value
 
 
-def _refuse_single_underscore(name: str, rest: str, keys: KeyTree) -> None:
+def _refuse_single_underscore(name: str, keys: KeyTree) -> None:
     """`FOREBAY_LEARNER_LR` would be ignored without a word, and its author would never know."""
-    section, _, key = rest.partition("_")
+    section, _, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("_")
     if key in keys.of((section,)):
         right = f"{ENVIRONMENT_PREFIX}{section}{LEVEL_SEPARATOR}{key}".upper()
         raise UsageError(f"{name}: not a setting; sections and keys are parted by two underscores: {right}")
