@@ -24,10 +24,10 @@ def compose(state: State, rules: Rules, step: int) -> Composition:
     and those that generated it, the time in the queue included.
     """
     groups = [state.groups[group_id] for group_id in state.buffered]
-    stale = tuple(sorted(group.group_id for group in groups if step - 1 - group.oldest.step > rules.max_staleness))
+    stale = tuple(sorted(group.group_id for group in groups if step - 1 - group.step > rules.max_staleness))
     fresh = sorted(
-        (group for group in groups if step - 1 - group.oldest.step <= rules.max_staleness),
-        key=lambda group: (group.oldest.step, group.arrival),
+        (group for group in groups if step - 1 - group.step <= rules.max_staleness),
+        key=lambda group: (group.step, group.arrival),
     )
     missing = max(0, rules.groups_per_step - len(fresh))
     chosen = () if missing else tuple(group.group_id for group in fresh[: rules.groups_per_step])

@@ -47,9 +47,9 @@ class Intake:
     def refund(self, request: experience_pb2.RefundRequest) -> None:
         """Take back what will not be produced; what is not outstanding under that attempt was settled before."""
         self._reservoir.speaker(request.member, common_pb2.ROLE_SAMPLER)
-        current = [refund for refund in request.refunds if self._is_current(refund)]
+        current = {refund.group_id: refund for refund in request.refunds if self._is_current(refund)}
         if current:
-            refunded = journal_pb2.Refunded(member=request.member, refunds=current)
+            refunded = journal_pb2.Refunded(member=request.member, refunds=current.values())
             self._reservoir.record(journal_pb2.Event(refunded=refunded))
             self._reservoir.permits_changed.notify()
 

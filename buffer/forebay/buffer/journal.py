@@ -83,12 +83,21 @@ class Journal:
         """LSN of the newest record, durable or not."""
         return self._next_lsn - 1
 
-    def append(self, event: journal_pb2.Event, payload: bytes = b"") -> Position:
-        """Queue a record and say where it will lie. Raises JournalFailed once the disk has failed."""
+    def append(
+        self,
+        event: journal_pb2.Event,
+        payload: bytes = b"",
+        apply: Callable[[journal_pb2.Event, Position], None] = lambda event, position: None,
+    ) -> Position:
+        """Queue a record and say where it will lie. Raises JournalFailed once the disk has failed.
+
+        `apply` sees the record first: what it refuses by raising is not written.
+        """
         if self._failure is not None:
             raise self._failure
         body = event.SerializeToString()
         position = self._place(len(body), len(payload))
+        apply(event, position)
         with self._wake:
             self._pending.append(_Pending(position=position, event=body, payload=payload))
             self.pending_bytes += len(body) + len(payload)

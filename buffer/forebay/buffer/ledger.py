@@ -36,7 +36,7 @@ class Group:
     index: int
     fleet: str
     oldest: Version
-    newest: Version
+    step: int  #: no token of the group is from an earlier step's weights
     counts: Counts
 
     @property
@@ -272,7 +272,7 @@ class State:
             index=index,
             fleet=member.fleet,
             oldest=Version.from_proto(header.oldest),
-            newest=Version.from_proto(header.newest),
+            step=self._lowest_step(Version.from_proto(header.oldest), Version.from_proto(header.newest)),
             counts=Counts(1, header.members, header.generated_tokens),
         )
         self.groups[group.group_id] = group
@@ -281,6 +281,11 @@ class State:
         tally.produced += group.counts
         member.groups += 1
         member.tokens += group.counts.tokens
+
+    def _lowest_step(self, oldest: Version, newest: Version) -> int:
+        """Between two incarnations a resumed learner may have gone back to a lower step than either."""
+        between = [v.step for v in self.published if oldest.incarnation < v.incarnation <= newest.incarnation]
+        return min(oldest.step, newest.step, *between)
 
     def _refused(self, refused: journal_pb2.Refused) -> None:
         self._remember(self.members[_key(refused.member)], refused.sequence, refused.detail)

@@ -67,8 +67,13 @@ class Reservoir:
     def record(self, event: journal_pb2.Event, payload: bytes = b"") -> Position:
         """Journal an event and apply it. Raises JournalFailed."""
         event.at_unix_s = self.wall()
-        position = self.journal.append(event, payload)
-        self.state.apply(event, position)
+        try:
+            position = self.journal.append(event, payload, self.state.apply)
+        except JournalFailed:
+            raise
+        except Exception as error:
+            self._fail(JournalFailed(f"an event could not follow from the state, a bug: {error!r}; restart the buffer"))
+            raise
         self._release()
         return position
 
