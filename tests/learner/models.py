@@ -11,6 +11,7 @@ from forebay.wire.trajectory import Trajectory, VersionSpan
 from forebay.wire.version import Version
 
 VOCAB = 61
+START = Version(1, 0)
 
 
 def tiny_llama(seed: int = 0, *, tied: bool = True, hidden: int = 64) -> LlamaForCausalLM:
@@ -35,7 +36,7 @@ def tiny_llama(seed: int = 0, *, tied: bool = True, hidden: int = 64) -> LlamaFo
 
 
 def random_groups(
-    seed: int = 0, *, groups: int = 4, members: int = 3, longest: int = 12, top_p: float = 1.0, version: Version = Version(1, 0)
+    seed: int = 0, *, groups: int = 4, members: int = 3, longest: int = 12, top_p: float = 1.0, version: Version = START
 ) -> list[Trajectory]:
     """Ragged trajectories: prompts of 1..longest tokens, replies of 1..longest with some masked tokens."""
     rng = np.random.default_rng(seed)

@@ -40,7 +40,7 @@ def packed_attention(
     del module, attention_mask, unused
     # Split, not sliced: the gradient of a split is one concatenation, that of each slice a full tensor of zeros.
     sizes = [rows * width for tile in layout.tiles for rows, width in _shapes(tile)]
-    queries, keys, values = (iter(_to_tiles(x, layout).split(sizes)) for x in (query_1hnd, key_1jnd, value_1jnd))
+    queries, keys, values = (iter(torch.split(_to_tiles(x, layout), sizes)) for x in (query_1hnd, key_1jnd, value_1jnd))
     parts = [part for tile in layout.tiles for part in _attend_tile(queries, keys, values, tile, scaling)]
     output_rhd = torch.cat(parts) if len(parts) > 1 else parts[0]
     return _FromTiles.apply(output_rhd, layout)[None], None  # type: ignore[no-untyped-call]
@@ -60,14 +60,18 @@ def _attend_tile(
 ) -> Iterator[torch.Tensor]:
     """Outputs [rows, h, d] of the prompts and of each reply tile, whose rows the iterators give next."""
     prompts, *replies = _shapes(tile)
-    key_gpjd, value_gpjd = next(keys).unflatten(0, prompts), next(values).unflatten(0, prompts)
-    yield _attend(next(queries).unflatten(0, prompts), key_gpjd, value_gpjd, tile.mask_g1pp, scaling)
+    key_gpjd, value_gpjd = _rows(next(keys), prompts), _rows(next(values), prompts)
+    yield _attend(_rows(next(queries), prompts), key_gpjd, value_gpjd, tile.mask_g1pp, scaling)
     for reply, shape in zip(tile.replies, replies, strict=True):
         key_bkjd, value_bkjd = (
-            torch.cat([prompt_gpjd.index_select(0, reply.prompt_s), next(own).unflatten(0, shape)], dim=1)
+            torch.cat([prompt_gpjd.index_select(0, reply.prompt_s), _rows(next(own), shape)], dim=1)
             for prompt_gpjd, own in ((key_gpjd, keys), (value_gpjd, values))
         )
-        yield _attend(next(queries).unflatten(0, shape), key_bkjd, value_bkjd, reply.mask_s1qk, scaling)
+        yield _attend(_rows(next(queries), shape), key_bkjd, value_bkjd, reply.mask_s1qk, scaling)
+
+
+def _rows(x_rhd: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    return x_rhd.view(*shape, *x_rhd.shape[1:])
 
 
 def _attend(

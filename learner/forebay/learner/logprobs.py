@@ -73,7 +73,10 @@ class _SelectedLogprobs(torch.autograd.Function):
 
 
 def _logits_gradient(
-    logprobs_cv: torch.Tensor, target_c1: torch.Tensor, grad_logprob_c1: torch.Tensor | None, grad_entropy_c1: torch.Tensor | None
+    logprobs_cv: torch.Tensor,
+    target_c1: torch.Tensor,
+    grad_logprob_c1: torch.Tensor | None,
+    grad_entropy_c1: torch.Tensor | None,
 ) -> torch.Tensor:
     """d log p(target) / d z = onehot - p;  d entropy / d z = -p (log p + entropy). Overwrites its first argument."""
     probs_cv = logprobs_cv.exp()

@@ -62,6 +62,6 @@ class Objective:
 
 
 def behaviour_kl(logprob_t: torch.Tensor, behaviour_t: torch.Tensor) -> torch.Tensor:
-    """Per token, the k3 estimate of KL(behaviour || current) on behaviour's own tokens (Schulman 2020): never negative."""
+    """Per token, the k3 estimate of KL(behaviour || current) on behaviour's own tokens (Schulman 2020); >= 0."""
     difference_t = logprob_t - behaviour_t
     return torch.expm1(difference_t) - difference_t

@@ -107,7 +107,8 @@ class MicroBatch:
 
 
 _TENSORS = (
-    "tokens_n", "positions_n", "source_t", "target_t", "behaviour_t", "advantage_t", "temperature_t", "top_p_t", "sample_t",
+    "tokens_n", "positions_n", "source_t", "target_t", "behaviour_t", "advantage_t", "temperature_t", "top_p_t",
+    "sample_t",
 )  # fmt: skip
 
 
@@ -248,7 +249,8 @@ def _layout(pieces: list[list[Sample]], prompt_starts: list[int], reply_starts: 
             which = mine[chosen]
             longest = int(replies[which].max())
             tokens.append(_left_aligned(np.asarray(reply_starts)[which], replies[which], longest))
-            reply_tiles.append(_reply_tile(np.searchsorted(members, piece_of[which]), prompts[piece_of[which]], width, longest))
+            own = piece_of[which]
+            reply_tiles.append(_reply_tile(np.searchsorted(members, own), prompts[own], width, longest))
         mask = _prompt_mask(prompts[members], width)
         tiles.append(PromptTile(prompts=len(members), width=width, mask_g1pp=mask, replies=tuple(reply_tiles)))
     return _rows(tuple(tiles), np.concatenate([rows.ravel() for rows in tokens]))

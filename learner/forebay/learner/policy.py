@@ -19,7 +19,7 @@ class Policy(nn.Module):
         self._entropy_gradient = entropy_gradient
 
     def forward(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability [t] and entropy [t] of the targets; linear layers see packed tokens, the head only sources."""
+        """Log-probability [t] and entropy [t] of the targets; the head sees only the tokens that predict them."""
         hidden_1ne = self.model.base_model(
             input_ids=batch.tokens_n[None],
             position_ids=batch.positions_n[None],

@@ -1,0 +1,61 @@
+"""DeepSpeed's process group, also for a process that no launcher started."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from types import ModuleType
+
+import torch
+
+
+def start_deepspeed() -> ModuleType:
+    """Import DeepSpeed, quietly, and join the process group; on its own, this process is a group of one.
+
+    Under torchrun or DeepSpeed's launcher the environment already names the group.
+    """
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if "RANK" not in os.environ:
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+    with silence(), _mute_children():
+        import deepspeed
+    with silence():
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        if os.environ["WORLD_SIZE"] == "1":
+            # A group of one never uses the shared-memory collective; building it takes a compiler and half a minute.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False)
+    return deepspeed  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Keeps DeepSpeed's prints off the console; its warnings and errors go through logging."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def _mute_children() -> Iterator[None]:
+    """DeepSpeed asks the compiler what it could build as it is imported; the linker's complaints are of no use."""
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,185 @@
+"""The DeepSpeed engine: mixed precision, ZeRO, clipping and the optimizer behind five methods.
+
+Three tiers of precision: fp32 master weights and Adam moments, compute in `compute_dtype`, gradients summed in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forebay.config.models import LearnerSection
+from forebay.learner.distributed import silence, start_deepspeed
+from forebay.learner.packing import MicroBatch
+from forebay.learner.policy import Policy
+
+#: Elements that DeepSpeed stages at once where it reduces and gathers; its own default of 5e8 takes 2 GB.
+BUCKET = 50_000_000
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What became of one optimizer update."""
+
+    grad_norm: float  #: before clipping; inf when it was not finite
+    applied: bool  #: False: loss or gradient was not finite, the weights are as before
+
+
+class Engine:
+    """Owns the policy's weights. Not for use by several threads."""
+
+    def __init__(self, policy: Policy, settings: LearnerSection) -> None:
+        deepspeed = start_deepspeed()
+        masters = {name: p.detach().clone() for name, p in policy.named_parameters()} if _is_bf16(settings) else {}
+        self._optimizer = torch.optim.AdamW(
+            policy.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+        )
+        with silence():
+            self._engine, *_ = deepspeed.initialize(
+                model=policy, optimizer=self._optimizer, config=deepspeed_settings(settings)
+            )
+        self.policy = policy
+        self._sharded = not isinstance(self._engine.optimizer, torch.optim.Optimizer)
+        for name, master in masters.items():
+            self._set_master(self._parameter(name), master)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return torch.device(self._engine.device)
+
+    def score(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy's forward pass: log-probabilities [t] and entropies [t]."""
+        return self._engine(batch)  # type: ignore[no-any-return]
+
+    def accumulate(self, loss: torch.Tensor) -> None:
+        """Add the gradients of one micro-batch's share of the loss.
+
+        A loss that is not finite spoils the gradients on purpose, so that `update` refuses the whole minibatch.
+        """
+        # The gradient is averaged over ranks; shares of the loss are to be summed.
+        share = torch.where(torch.isfinite(loss.detach()), float(self._engine.world_size), math.nan)
+        self._engine.backward(loss * share, scale_wrt_gas=False)
+
+    def update(self, lr: float) -> Update:
+        """Clip what was accumulated and step, unless it is not finite; either way start accumulating anew."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        if self._sharded:
+            self._engine.step()
+            applied = not self._engine.optimizer.overflow
+            return Update(grad_norm=float(self._engine.get_global_grad_norm()), applied=applied)
+        norm = float(torch.nn.utils.get_total_norm(p.grad for p in self.policy.parameters() if p.grad is not None))
+        if not math.isfinite(norm):
+            self._engine.zero_grad()
+            return Update(grad_norm=math.inf, applied=False)
+        self._engine.step()
+        return Update(grad_norm=norm, applied=True)
+
+    def optimizer_updates(self) -> int:
+        """Updates that were applied since the weights were new: Adam's own count."""
+        return max((int(state["step"]) for state in self._optimizer.state.values()), default=0)
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and whole fp32 tensors: every master weight and, after a first update, both of its moments.
+
+        The same on every number of ranks and at every ZeRO stage. A collective call: all ranks make it.
+        """
+        started = self.optimizer_updates() > 0
+        for name, parameter in self.policy.named_parameters():
+            yield f"master/{name}", self._master(parameter)
+            for key in MOMENTS if started else ():
+                yield f"{key}/{name}", self._moment(parameter, key)
+
+    def restore(self, state: Mapping[str, torch.Tensor], updates: int) -> None:
+        """Take over what `state` gave, and the count of updates. Raises KeyError when a tensor is missing."""
+        if updates:
+            self._make_moments(updates)
+        for name, parameter in self.policy.named_parameters():
+            self._set_master(parameter, state[f"master/{name}"])
+            for key in MOMENTS if updates else ():
+                self._set_moment(parameter, key, state[f"{key}/{name}"])
+
+    def _make_moments(self, updates: int) -> None:
+        for group in self._optimizer.param_groups:
+            for flat in group["params"]:
+                zeros = {key: torch.zeros_like(flat) for key in MOMENTS}
+                self._optimizer.state[flat] = {"step": torch.tensor(float(updates), device=flat.device), **zeros}
+        if self._sharded:
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _master(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        if not self._sharded:
+            return parameter.detach()
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return safe_get_full_fp32_param(parameter)  # type: ignore[no-any-return]
+
+    def _moment(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor:
+        if not self._sharded:
+            return self._optimizer.state[parameter][key]  # type: ignore[no-any-return]
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        return safe_get_full_optimizer_state(parameter, key)  # type: ignore[no-any-return]
+
+    def _set_master(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.copy_(value)
+        if self._sharded:
+            from deepspeed.utils import safe_set_full_fp32_param
+
+            safe_set_full_fp32_param(parameter, value)
+
+    def _set_moment(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
+        if not self._sharded:
+            self._optimizer.state[parameter][key].copy_(value)
+            return
+        from deepspeed.utils import safe_set_full_optimizer_state
+
+        safe_set_full_optimizer_state(parameter, value, key)
+
+    def _parameter(self, name: str) -> torch.nn.Parameter:
+        return self.policy.get_parameter(name)
+
+
+def deepspeed_settings(settings: LearnerSection) -> dict[str, Any]:
+    """DeepSpeed's configuration: what the run file's sections say, and under it `[learner.deepspeed]`."""
+    ours: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        # Micro-batches are sized by tokens: how many make a minibatch differs, so our call of step() ends it.
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": settings.max_grad_norm,
+        "steps_per_print": None,
+        "zero_optimization": {
+            "stage": zero_stage(settings),
+            "reduce_bucket_size": BUCKET,
+            "allgather_bucket_size": BUCKET,
+            "overlap_comm": False,
+        },
+    }
+    if _is_bf16(settings):
+        ours["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        ours["data_types"] = {"grad_accum_dtype": "fp32"}
+    return _merged(ours, settings.deepspeed)
+
+
+def zero_stage(settings: LearnerSection) -> int:
+    """The stage asked for; with bfloat16 at least 1, as DeepSpeed's stage 0 sums gradients in bfloat16."""
+    return max(1, settings.zero_stage) if _is_bf16(settings) else settings.zero_stage
+
+
+def _is_bf16(settings: LearnerSection) -> bool:
+    return settings.compute_dtype == "bfloat16"
+
+
+def _merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in extra.items():
+        both = isinstance(merged.get(key), dict) and isinstance(value, dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged

@@ -1,0 +1,224 @@
+"""The learner's life: join, load, publish, then lease, train, publish, save, commit, step after step."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from forebay.buffer.client import Lease, Membership
+from forebay.config.identity import run_json
+from forebay.config.models import RunFile
+from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from forebay.learner.batch import batch_metrics, open_batch
+from forebay.learner.checkpoint import TORCH_RANDOM, CheckpointStore, Counters, Saved
+from forebay.learner.engine import Engine
+from forebay.learner.errors import KlExceeded
+from forebay.learner.heart import Heart
+from forebay.learner.policy import Policy
+from forebay.learner.port import BufferPort
+from forebay.learner.pretrained import load_model, load_tokenizer
+from forebay.learner.publisher import Publisher
+from forebay.learner.snapshot import copy_to_host, host_specs
+from forebay.learner.stop import Stop
+from forebay.learner.trainer import Trainer
+from forebay.obs.phases import PhaseClock
+from forebay.wire.trajectory import Trajectory
+from forebay.wire.weights import HostState
+
+#: Seconds that one call for a batch waits at the buffer; a request to stop waits no longer than this.
+LEASE_WAIT_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+def run_learner(run: RunFile, client: BufferPort, stop: Stop) -> int:
+    """Train until the last step, a request to stop, or a failure; returns the exit code. Raises UsageError and the
+    errors of `forebay.learner.errors`, having left the buffer properly."""
+    if run.learner.ranks > 1:
+        raise UsageError(f"learner.ranks is {run.learner.ranks}: this learner runs on one rank so far")
+    checkpoints = CheckpointStore(run.run.home / "learner" / "checkpoints", run.learner.keep_checkpoints)
+    learner = Learner(run, client, stop, checkpoints)
+    try:
+        return learner.live()
+    except KlExceeded as error:
+        client.pause(f"{error}; `forebay resume` goes on from the last good version")
+        log.error("paused: %s", error)
+        return EXIT_FAILED
+    finally:
+        learner.leave()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far training has come."""
+
+    step: int
+    checkpoint_step: int
+
+
+class Learner:
+    """One incarnation of the learner."""
+
+    def __init__(self, run: RunFile, client: BufferPort, stop: Stop, checkpoints: CheckpointStore) -> None:
+        self._run, self._client, self._stop, self._checkpoints = run, client, stop, checkpoints
+        self._clock = PhaseClock()
+        torch.manual_seed(run.run.seed)
+        saved = checkpoints.newest()
+        self._model: PreTrainedModel = load_model(str(saved.folder) if saved else run.model.path)
+        self._tokenizer = load_tokenizer(run.model)
+        if run.learner.gradient_checkpointing:
+            self._model.gradient_checkpointing_enable()
+        policy = Policy(self._model, entropy_gradient=run.learner.entropy_coef > 0).train()
+        self._engine = Engine(policy, run.learner)
+        self._trainer = Trainer(self._engine, run, self._clock)
+        self._progress = self._restored(saved)
+        self._membership = self._joined()
+        specs = host_specs(self._model, getattr(torch, run.publish.dtype))
+        self._host = HostState.allocate(specs)
+        self._publisher = Publisher(
+            client, specs, self._membership.member.incarnation, anchor_every=run.publish.anchor_every
+        )
+        self._heart = Heart(client, stop, self._publisher, self._membership.heartbeat_s)
+
+    def live(self) -> int:
+        """The main loop. Returns the exit code."""
+        with self._heart:
+            self._start()
+            for step in range(self._progress.step + 1, self._run.learner.steps + 1):
+                lease = self._lease(step)
+                if lease is None:
+                    break
+                trajectories, metrics = self._train(lease)
+                self._publish_if_due(step)
+                self._checkpoint_if_due(step)
+                self._commit(step, trajectories, metrics)
+            return self._finish()
+
+    def leave(self) -> None:
+        """Say goodbye; harmless after a failure."""
+        self._publisher.close(timeout_s=0)
+        self._client.leave(self._stop.reason or "done")
+
+    def _joined(self) -> Membership:
+        """Membership, with the buffer rewound to what this learner resumes from."""
+        membership = self._client.join("learner", "learner", "learner", "center", run_json(self._run))
+        step = self._progress.step
+        if step > membership.committed_step:
+            # Killed between a checkpoint and its commit: the step is trained, and must not be trained again.
+            self._client.commit(step, step, {})
+        replayed = self._client.rewind(step)
+        log.info("joined run %s as incarnation %d at step %d, %d batches to train again",
+                 membership.run, membership.member.incarnation, step, replayed)  # fmt: skip
+        return membership
+
+    def _restored(self, saved: Saved | None) -> Progress:
+        if saved is None:
+            return Progress(step=0, checkpoint_step=0)
+        tensors = saved.tensors()
+        torch.set_rng_state(tensors[TORCH_RANDOM])
+        self._engine.restore(tensors, saved.counters.updates)
+        self._trainer.skipped = saved.counters.skipped
+        log.info("resuming from %s", saved.folder)
+        return Progress(step=saved.counters.step, checkpoint_step=saved.counters.step)
+
+    def _start(self) -> None:
+        """Publish the weights that training starts from, and wait until the buffer has them."""
+        self._heart.doing(f"publishing step {self._progress.step}")
+        copy_to_host(self._model, self._host)
+        self._publisher.adopt(self._host)
+        self._offer(self._progress.step)
+        while not self._publisher.wait_stored(timeout_s=LEASE_WAIT_S) and not self._stop.asked:
+            pass
+        self._clock.take()
+
+    def _lease(self, step: int) -> Lease | None:
+        """The batch of `step`; None when asked to stop first."""
+        self._heart.doing(f"waiting: batch of step {step}")
+        with self._clock.phase("wait_buffer"):
+            while not self._stop.asked:
+                answer = self._client.lease(step, LEASE_WAIT_S)
+                if isinstance(answer, Lease):
+                    return answer
+                self._heart.doing(f"waiting: {answer.cause}")
+        return None
+
+    def _train(self, lease: Lease) -> tuple[list[Trajectory], dict[str, float]]:
+        self._heart.doing(f"training step {lease.step}")
+        with self._clock.phase("decode"):
+            trajectories = open_batch(lease)
+        return trajectories, self._trainer.train(lease.step, trajectories)
+
+    def _publish_if_due(self, step: int) -> None:
+        if step % self._run.publish.every_steps == 0 or self._is_last(step):
+            self._offer(step)
+
+    def _offer(self, step: int) -> None:
+        with self._clock.phase("publish_copy"):
+            self._publisher.offer(step, lambda state: copy_to_host(self._model, state))
+
+    def _checkpoint_if_due(self, step: int) -> None:
+        due = step % self._run.learner.checkpoint_every_steps == 0
+        if due or self._is_last(step) or self._stop.asked:
+            self._checkpoint(step)
+
+    def _checkpoint(self, step: int) -> None:
+        self._heart.doing(f"saving step {step}")
+        with self._clock.phase("checkpoint"):
+            copy_to_host(self._model, self._host)
+            counters = Counters(step=step, updates=self._engine.optimizer_updates(), skipped=self._trainer.skipped)
+            trainer = [*self._engine.state(), (TORCH_RANDOM, torch.get_rng_state())]
+            self._checkpoints.save(counters, self._host, self._model, self._tokenizer, trainer)
+        self._progress = Progress(step=self._progress.step, checkpoint_step=step)
+
+    def _commit(self, step: int, trajectories: list[Trajectory], metrics: Mapping[str, float]) -> None:
+        if self._is_last(step):
+            self._heart.doing(f"publishing step {step}")
+            with self._clock.phase("publish"):
+                self._publisher.wait_stored()
+        told = self._told(step, trajectories, metrics)
+        self._client.commit(step, self._progress.checkpoint_step, told)
+        self._progress = Progress(step=step, checkpoint_step=self._progress.checkpoint_step)
+        _append_line(self._run.run.home / "learner" / "metrics.jsonl", {"step": step, **told})
+        shown = (told[key] for key in ("reward_mean", "kl", "tokens_per_s"))
+        log.info("step %d: reward %.3f, kl %.2g, %.0f tokens/s", step, *shown)
+
+    def _told(self, step: int, trajectories: list[Trajectory], metrics: Mapping[str, float]) -> dict[str, Any]:
+        seconds = self._clock.take()
+        batch = batch_metrics(trajectories, step)
+        stored = self._publisher.last
+        tokens_per_s = (batch["generated_tokens"] + batch["prompt_tokens"]) / max(sum(seconds.values()), 1e-9)
+        self._heart.gauges = {"tokens_per_s": tokens_per_s}
+        return {
+            **batch,
+            **metrics,
+            "tokens_per_s": tokens_per_s,
+            "published_bytes": self._publisher.take_sent_bytes(),
+            "full_bytes": stored.full_bytes if stored else 0,
+            "seconds": seconds,
+        }
+
+    def _finish(self) -> int:
+        """Done, or asked to stop: nothing trained is left unsaved, nothing offered unsent unless the buffer is away."""
+        step = self._progress.step
+        if step > self._progress.checkpoint_step and not self._stop.failed:
+            self._checkpoint(step)
+            self._client.commit(step, step, {})
+        if self._stop.asked:
+            log.info("stopping after step %d: %s", step, self._stop.reason)
+        return EXIT_FAILED if self._stop.failed else EXIT_DONE
+
+    def _is_last(self, step: int) -> bool:
+        return step == self._run.learner.steps
+
+
+def _append_line(path: Path, record: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")

@@ -1,0 +1,196 @@
+"""Publishing weights behind training's back: the copy to the host is all that training waits for.
+
+Three host copies at most: the base (what the buffer stores), the one being sent, the one waiting. A newer version
+takes the waiting one's place, so nothing queues up behind a slow link. The base moves on only when the buffer has
+stored a version; after any failure the next version is an anchor, which needs no base.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from forebay.errors import ForebayError
+from forebay.learner.errors import LearnerError
+from forebay.learner.port import BufferPort
+from forebay.wire.version import Version
+from forebay.wire.weights import Encoded, HostState, TensorSpec, encode_anchor, encode_delta
+
+#: Times that one version is offered before publishing has failed.
+TRIES = 3
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A version that the buffer has stored."""
+
+    version: Version
+    digest: bytes
+    anchor: bool
+    sent_bytes: int
+    full_bytes: int
+
+
+@dataclass(slots=True)
+class _Held:
+    """A host copy and the version it holds."""
+
+    state: HostState
+    version: Version | None = None
+
+
+class Publisher:
+    """Sends versions in a thread of its own, newest first. The methods are for one training thread."""
+
+    def __init__(self, client: BufferPort, specs: Sequence[TensorSpec], incarnation: int, anchor_every: int) -> None:
+        self._client = client
+        self._incarnation = incarnation
+        self._anchor_every = anchor_every
+        self._specs = specs
+        self._changed = threading.Condition()
+        self._free: list[_Held] = []
+        self._pending: _Held | None = None
+        self._sending: _Held | None = None
+        self._base: _Held | None = None
+        self._since_anchor = 0
+        self._closed = False
+        self._error: BaseException | None = None
+        self._last: Published | None = None
+        self._unreported_bytes = 0
+        self._thread = threading.Thread(target=self._work, name="publisher", daemon=True)
+        self._thread.start()
+
+    @property
+    def last(self) -> Published | None:
+        """The newest version that is stored."""
+        with self._changed:
+            return self._last
+
+    def take_sent_bytes(self) -> int:
+        """Bytes published since the last call."""
+        with self._changed:
+            sent, self._unreported_bytes = self._unreported_bytes, 0
+            return sent
+
+    def offer(self, step: int, fill: Callable[[HostState], None]) -> None:
+        """Copy the weights after `step` with `fill` and return; a version still waiting is replaced.
+
+        Raises LearnerError when an earlier version could not be published.
+        """
+        held = self._take_room()
+        fill(held.state)
+        held.version = Version(self._incarnation, step)
+        with self._changed:
+            self._pending = held
+            self._changed.notify_all()
+
+    def adopt(self, state: HostState) -> None:
+        """Start from the buffer's newest version if it is `state`, bit for bit: then a delta of nothing is sent."""
+        plan = self._client.plan(None, b"")
+        if not plan.digest or plan.digest != state.digest():
+            return
+        held = self._take_room()
+        held.state.copy_from(state)
+        held.version = Version.from_proto(plan.version)
+        with self._changed:
+            self._base = held
+
+    def wait_stored(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything offered is stored; False when `timeout_s` passed first. Raises LearnerError."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: self._error or not (self._pending or self._sending), timeout_s)
+            self._raise_error()
+            return bool(done)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Send what is waiting, then end the thread; False when `timeout_s` passed first."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _take_room(self) -> _Held:
+        with self._changed:
+            self._raise_error()
+            if self._pending is not None:
+                held, self._pending = self._pending, None
+                return held
+            if self._free:
+                return self._free.pop()
+        return _Held(HostState.allocate(self._specs))
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise LearnerError(f"weights could not be published: {self._error}") from self._error
+
+    def _work(self) -> None:
+        while (held := self._next()) is not None:
+            try:
+                published = self._send(held)
+            except BaseException as error:
+                self._fail(error)
+                return
+            self._stored(held, published)
+
+    def _next(self) -> _Held | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending is not None or self._closed)
+            self._sending, self._pending = self._pending, None
+            return self._sending
+
+    def _send(self, held: _Held) -> Published:
+        for attempt in range(1, TRIES + 1):
+            encoded = self._encode(held)
+            try:
+                self._client.publish(encoded)
+            except ForebayError as error:
+                self._drop_base()
+                if attempt == TRIES:
+                    raise
+                log.warning("version %s was not stored (%s), sending a full copy", held.version, error)
+                continue
+            return _published(encoded)
+        raise AssertionError("unreachable")
+
+    def _encode(self, held: _Held) -> Encoded:
+        assert held.version is not None
+        base = self._base
+        if base is None or base.version is None or self._since_anchor >= self._anchor_every - 1:
+            return encode_anchor(held.state, version=held.version)
+        return encode_delta(base.state, held.state, version=held.version, base_version=base.version)
+
+    def _drop_base(self) -> None:
+        with self._changed:
+            if self._base is not None:
+                self._free.append(self._base)
+            self._base = None
+
+    def _stored(self, held: _Held, published: Published) -> None:
+        self._drop_base()
+        with self._changed:
+            self._base, self._sending, self._last = held, None, published
+            self._since_anchor = 0 if published.anchor else self._since_anchor + 1
+            self._unreported_bytes += published.sent_bytes
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        log.error("publishing failed: %s", error)
+        with self._changed:
+            self._error, self._sending = error, None
+            self._changed.notify_all()
+
+
+def _published(encoded: Encoded) -> Published:
+    manifest = encoded.manifest
+    return Published(
+        version=Version.from_proto(manifest.version),
+        digest=manifest.digest,
+        anchor=manifest.anchor,
+        sent_bytes=manifest.payload_bytes,
+        full_bytes=manifest.model_bytes,
+    )
