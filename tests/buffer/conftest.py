@@ -34,8 +34,8 @@ class Served:
     def address(self) -> str:
         return f"127.0.0.1:{self.server.port}"
 
-    def client(self) -> BufferClient:
-        return BufferClient(self.address, on_trouble=lambda line: None)
+    def client(self, **options: Any) -> BufferClient:
+        return BufferClient(self.address, on_trouble=lambda line: None, **options)
 
 
 class Serve(Protocol):

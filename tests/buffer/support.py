@@ -23,14 +23,16 @@ from forebay.wire.weights import Encoded, HostState, TensorSpec, encode_anchor
 GROUP_SIZE = 2
 
 
-def make_run(folder: Path, *, buffer: dict[str, Any] | None = None, **learner: Any) -> RunFile:
+def make_run(
+    folder: Path, *, buffer: dict[str, Any] | None = None, task: dict[str, Any] | None = None, **learner: Any
+) -> RunFile:
     """A run of 2 groups a step, 2 trajectories a group, 4 steps, no evaluation unless said."""
     settings = {"groups_per_step": 2, "group_size": GROUP_SIZE, "steps": 4, "max_staleness": 1} | learner
     return RunFile.model_validate(
         {
             "run": {"name": "test", "folder": str(folder)},
             "model": {"path": "m"},
-            "task": {"name": "t", "heldout_prompts": 0},
+            "task": {"name": "t", "heldout_prompts": 0} | (task or {}),
             "learner": settings,
             "buffer": buffer or {},
         }

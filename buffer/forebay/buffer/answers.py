@@ -72,7 +72,9 @@ class EncodedWeights(Protocol):
     @property
     def manifest(self) -> weights_pb2.Manifest:
         """Describes the payload."""
+        ...
 
     @property
     def chunks(self) -> Mapping[bytes, bytes]:
         """Chunk bytes by digest."""
+        ...

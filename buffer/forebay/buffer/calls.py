@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core logs every GOAWAY to stderr; ours says what matters
 
 import grpc
 

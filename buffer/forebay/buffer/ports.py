@@ -30,14 +30,24 @@ def holder_of(port: int) -> str:
     """`pid 123 (python -m …)` of the process that listens on `port`; empty when it cannot be told."""
     inodes = _listening_inodes(port)
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = {str(link.readlink()) for link in (process / "fd").iterdir()}
-            if links & inodes:
-                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                return f"pid {process.name} ({command.strip()[:120]})"
-        except OSError:
-            continue
+        if any(_target(link) in inodes for link in _links(process / "fd")):
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            return f"pid {process.name} ({command.strip()[:120]})"
     return ""
+
+
+def _links(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # another user's process, or one that ended meanwhile
+        return []
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
 
 
 def _check_exposure(key: str, address: str, *, insecure: bool) -> None:
