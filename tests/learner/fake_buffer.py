@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forebay.buffer.client import EncodedWeights, Lease, Membership, Waiting
+from forebay.buffer.client import EncodedWeights, Lease, Membership, Refused, Waiting
 from forebay.errors import ForebayError
 from forebay.wire.experience import encode_frame
 from forebay.wire.trajectory import Trajectory
@@ -80,7 +80,7 @@ class FakeBuffer:
 
     def plan(self, held: Version | None, held_digest: bytes) -> weights_pb2.PlanResponse:
         if not self.published:
-            return weights_pb2.PlanResponse()
+            raise Refused("no weights are published yet")
         newest = self.published[-1].manifest
         return weights_pb2.PlanResponse(version=newest.version, digest=newest.digest)
 

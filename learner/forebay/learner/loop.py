@@ -34,6 +34,8 @@ from forebay.wire.weights import HostState
 
 #: Seconds that one call for a batch waits at the buffer; a request to stop waits no longer than this.
 LEASE_WAIT_S = 2.0
+#: Seconds that a learner on its way out gives its last publication.
+LEAVE_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ class Learner:
 
     def leave(self) -> None:
         """Say goodbye; harmless after a failure."""
-        self._publisher.close(timeout_s=0)
+        self._publisher.close(timeout_s=LEAVE_S)
         self._client.leave(self._stop.reason or "done")
 
     def _joined(self) -> Membership:

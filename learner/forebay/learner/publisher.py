@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from forebay.buffer.client import Refused
 from forebay.errors import ForebayError
 from forebay.learner.errors import LearnerError
 from forebay.learner.port import BufferPort
@@ -90,8 +91,11 @@ class Publisher:
 
     def adopt(self, state: HostState) -> None:
         """Start from the buffer's newest version if it is `state`, bit for bit: then a delta of nothing is sent."""
-        plan = self._client.plan(None, b"")
-        if not plan.digest or plan.digest != state.digest():
+        try:
+            plan = self._client.plan(None, b"")
+        except Refused:
+            return  # nothing is published yet
+        if plan.digest != state.digest():
             return
         held = self._take_room()
         held.state.copy_from(state)
