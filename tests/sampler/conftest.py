@@ -1,4 +1,4 @@
-"""What the sampler's tests share: tiny checkpoints of clearly different weights, and one vLLM engine for the session."""
+"""What the sampler's tests share: tiny checkpoints of clearly different weights, one vLLM engine for the session."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ def test_special_tokens_are_not_part_of_a_reply() -> None:
 
 
 def test_what_cannot_work_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="has no chat template: set task.chat = false"):
+    with pytest.raises(UsageError, match=r"has no chat template: set task\.chat = false"):
         Prompter(character_tokenizer(), section(chat=True))
     with pytest.raises(UsageError, match=r"expected \{prompt\} in it"):
         Prompter(character_tokenizer(), section(prompt_template="no place"))
-    with pytest.raises(UsageError, match="set model.tokenizer"):
+    with pytest.raises(UsageError, match=r"set model\.tokenizer"):
         Prompter.load("/no/such/folder", section())
     with pytest.raises(UsageError, match=r"has 20 tokens, but prompt and reply together have 20"):
         Prompter(character_tokenizer(), section()).encode_all(["1" * 20], max_model_tokens=20)

@@ -99,7 +99,7 @@ def test_jsonl_counts_distinct_prompts_and_names_bad_lines(tmp_path: Path) -> No
 def test_factory_with_overlap_or_too_few_is_refused() -> None:
     with pytest.raises(UsageError, match="5 prompts are trained on and held out as well"):
         load_task(section("tests.sampler.letters:task", options={"heldout_from": 15}), 1)
-    with pytest.raises(UsageError, match="has 7 distinct train prompts, task.train_prompts is 20"):
+    with pytest.raises(UsageError, match=r"has 7 distinct train prompts, task\.train_prompts is 20"):
         load_task(section("tests.sampler.letters:task", options={"train": 7}), 1)
 
 

@@ -26,6 +26,10 @@ log = logging.getLogger("forebay.sampler.engine")
 #: A pause waits for one scheduler step; longer than this and the engine is stuck.
 PAUSE_DEADLINE_S = 120.0
 INSTALL_DEADLINE_S = 600.0
+#: How often a silent engine is asked whether it is alive.
+WATCH_EVERY_S = 1.0
+#: The name of the weights that the engine loaded from disk, until somebody knows better.
+UNNAMED = Version(0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class Engine:
     """A running vLLM. Made by `start`; every method belongs to the event loop that started it."""
 
     def __init__(self, llm: Any, keeper: _Keeper, sampling: SamplerSection, max_tokens: int) -> None:
-        self._llm = llm
+        self._llm: Any = llm
         self._keeper = keeper
         self._sampling = sampling
         self._serving: HostCopy | None = None
@@ -63,11 +67,15 @@ class Engine:
         """
         workers = int(run.sampler.engine.get("tensor_parallel_size", 1))
         prepare_environment(os.environ, log_path, workers=workers)
-        log_path.unlink(missing_ok=True)
+        await asyncio.to_thread(log_path.unlink, missing_ok=True)
         keeper = _Keeper(lambda: _build(run, folder))
         try:
             llm = await asyncio.wrap_future(keeper.built)
+            await llm.update_weight_version(str(UNNAMED))
         except ForebayError:
+            raise
+        except asyncio.CancelledError:
+            keeper.release()  # and with the thread its engine, even a half-made one
             raise
         except Exception as error:
             raise explain_start_failure(error, log_path) from error
@@ -88,10 +96,11 @@ class Engine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         started = time.monotonic()
-        prompt, final = {"prompt_token_ids": list(prompt_tokens)}, None
+        prompt = {"prompt_token_ids": list(prompt_tokens)}
+        final: Any = None
         try:
-            async for final in self._llm.generate(prompt, self._parameters(seed, max_tokens, greedy), request_id):
-                pass
+            async for output in self._llm.generate(prompt, self._parameters(seed, max_tokens, greedy), request_id):
+                final = output
         except EngineDeadError as error:
             raise EngineDied("vLLM's engine process died; its log says why") from error
         except (ValueError, RuntimeError) as error:
@@ -101,6 +110,13 @@ class Engine:
         if final is None:
             raise GenerationFailed(f"request {request_id} ended without a reply")
         return from_vllm(final.outputs[0], time.monotonic() - started)
+
+    async def watch(self) -> None:
+        """Return never; raise EngineDied when vLLM is gone, also while nothing is asked of it."""
+        # vLLM has no event for it
+        while not self._llm.errored:  # noqa: ASYNC110
+            await asyncio.sleep(WATCH_EVERY_S)
+        raise EngineDied("vLLM's engine process died; its log says why")
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests early; their `generate` raises GenerationFailed."""
@@ -187,8 +203,8 @@ class Engine:
 class _Keeper(threading.Thread):
     """Builds the engine beside the event loop, and stays alive as long as the engine.
 
-    The engine's processes ask the kernel to die with the thread that started them, so a worker of a thread pool, which may
-    end at any time, must not be that thread.
+    The engine's processes ask the kernel to die with the thread that started them, so that must not be a worker of a
+    thread pool, which may end at any time.
     """
 
     def __init__(self, build: Callable[[], Any]) -> None:
@@ -200,6 +216,7 @@ class _Keeper(threading.Thread):
 
     def run(self) -> None:
         """Thread body."""
+        self.built.set_running_or_notify_cancel()  # from here on nobody's cancellation reaches it
         try:
             self.built.set_result(self._build())
         except BaseException as error:
@@ -236,8 +253,8 @@ def _refuse_other_tensors(serving: HostCopy, copy: HostCopy) -> None:
     wrong = [slot["name"] for slot in serving.layout if offered.get(slot["name"]) != tuple(slot["shape"])]
     if wrong:
         raise InstallFailed(
-            f"version {copy.version} could not be installed: {len(wrong)} of the model's tensors are missing from it or "
-            f"have another shape, the first is {wrong[0]}"
+            f"version {copy.version} could not be installed: {len(wrong)} of the model's tensors are missing from it "
+            f"or have another shape, the first is {wrong[0]}"
         )
 
 

@@ -60,8 +60,8 @@ def engine_arguments(run: RunFile, folder: Path, *, cpu: bool, environ: Mapping[
 def _refuse_lossy_dtype(run: RunFile, dtype: str) -> None:
     if run.publish.dtype == "float32" and dtype not in ("float32", "float"):
         raise UsageError(
-            f"sampler.engine.dtype is {dtype!r}, but publish.dtype is 'float32': the engine would round what the learner "
-            "publishes; expected sampler.engine.dtype = 'float32', or publish.dtype = 'bfloat16'"
+            f"sampler.engine.dtype is {dtype!r}, but publish.dtype is 'float32': the engine would round what the "
+            "learner publishes; expected sampler.engine.dtype = 'float32', or publish.dtype = 'bfloat16'"
         )
 
 
@@ -71,8 +71,8 @@ def explain_start_failure(error: BaseException, log_path: Path) -> ForebayError:
     if re.search(r"(?i)kv.?cache|out of memory|available memory|memory utilization|can't allocate memory", words):
         return UsageError(
             f"vLLM has too little memory for its cache ({words}): set sampler.engine.max_model_len lower, "
-            "sampler.engine.kv_cache_memory_bytes or VLLM_CPU_KVCACHE_SPACE (GiB) to what is free, or free some memory; "
-            f"the engine's log is {log_path}"
+            "sampler.engine.kv_cache_memory_bytes or VLLM_CPU_KVCACHE_SPACE (GiB) to what is free, or free some "
+            f"memory; the engine's log is {log_path}"
         )
     if isinstance(error, TypeError | ValueError | OSError):
         return UsageError(f"vLLM refuses its settings: {words}; check [model] and [sampler.engine]")

@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): forebay's weight transfer, and a leash.
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): a weight transfer, and a leash.
 
 Everybody who has forebay installed loads this with any vLLM, so beyond registering a name nothing happens unless the
 process was started by a forebay sampler.

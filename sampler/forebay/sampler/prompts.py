@@ -47,7 +47,7 @@ class Prompter:
         return text
 
     def tokens_of(self, question: str) -> NDArray[np.int32]:
-        """The whole prompt as token ids [P]. A chat template brings its own special tokens, raw text the tokenizer's."""
+        """The whole prompt as token ids [P]. A chat template brings special tokens, raw text gets the tokenizer's."""
         ids = self._tokenizer(self.text_of(question), add_special_tokens=not self._section.chat)["input_ids"]
         return np.asarray(ids, dtype=np.int32)
 

@@ -40,12 +40,12 @@ TORCH_DTYPES = {
 
 
 @dataclass
-class NoInit(WeightTransferInitInfo):
+class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
     """There is no rendezvous."""
 
 
 @dataclass
-class HostCopyPointer(WeightTransferUpdateInfo):
+class HostCopyPointer(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Where a version's bytes lie: JSON, never the bytes themselves."""
 
     path: str  #: what the worker opens, /proc/PID/fd/N of the sampler's memfd
@@ -61,6 +61,8 @@ class HostCopyTransfer(WeightTransferEngine[NoInit, HostCopyPointer]):  # type: 
     init_info_cls = NoInit
     update_info_cls = HostCopyPointer
     supports_draft_weight_update = False
+
+    model: Any  #: a torch module with vLLM's `load_weights`
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         """Nothing to prepare."""
@@ -100,7 +102,7 @@ class HostCopyTransfer(WeightTransferEngine[NoInit, HostCopyPointer]):  # type: 
 
 @contextlib.contextmanager
 def mapped(pointer: HostCopyPointer) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """The tensors that `pointer` names, as views of a private mapping. Raises OSError or ValueError on a bad pointer."""
+    """The tensors that `pointer` names, as views of a private mapping. Raises OSError or ValueError."""
     copy_fd = os.open(pointer.path, os.O_RDONLY)
     try:
         held_bytes = os.fstat(copy_fd).st_size
@@ -128,7 +130,7 @@ def _refuse_gaps(expected: set[str], loaded: set[str] | None) -> None:
         raise ValueError(f"published weights leave {len(missing)} of the engine's parameters unset: {shown}")
 
 
-def _repack_tied(model: torch.nn.Module, loaded: set[str]) -> None:
+def _repack_tied(model: Any, loaded: set[str]) -> None:
     """On the CPU a tied output head multiplies with its own packed copy, which vLLM's reload leaves at the old weights.
 
     Its `weight` is the embedding's, just loaded; only the packing has to be done again.

@@ -25,9 +25,8 @@ class AnswerExtractor:
             reply = reply.split(stop, 1)[0]
         if self._pattern is None:
             return reply.strip()
-        found = None
-        for found in self._pattern.finditer(reply):
-            pass
-        if found is None:
+        matches = list(self._pattern.finditer(reply))
+        if not matches:
             return ""
+        found = matches[-1]
         return (found.group(1 if self._pattern.groups else 0) or "").strip()

@@ -72,7 +72,8 @@ class JsonlTask:
             prompt, answer = row[self._prompt_key], row[self._answer_key]
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f'{self._file}, line {number}: expected a JSON object with "{self._prompt_key}" and "{self._answer_key}" '
+                f'{self._file}, line {number}: expected a JSON object with "{self._prompt_key}" and '
+                f'"{self._answer_key}" '
                 f"({type(error).__name__}: {error})"
             ) from error
         return Question(text=str(prompt), reference=str(answer), metadata={"line": number})
@@ -80,7 +81,8 @@ class JsonlTask:
 
 def _equal_mathematically(reference: str, answer: str) -> bool:
     """May hang on hostile input, its own time limits off: the reward pool's are the ones that hold."""
-    from math_verify import parse, verify
+    import math_verify
 
-    gold, given = parse(reference, parsing_timeout=None), parse(answer, parsing_timeout=None)
-    return bool(gold) and bool(given) and bool(verify(gold, given, timeout_seconds=None))
+    library: Any = math_verify  # its annotations do not allow the documented None
+    gold, given = (library.parse(text, parsing_timeout=None) for text in (reference, answer))
+    return bool(gold) and bool(given) and bool(library.verify(gold, given, timeout_seconds=None))

@@ -35,10 +35,13 @@ class Task(Protocol):
     @property
     def train(self) -> Sequence[Question]:
         """Questions to learn from, each text once. The order matters: a group id decides an index."""
+        ...
 
     @property
     def heldout(self) -> Sequence[Question]:
         """Questions that are never trained on."""
+        ...
 
     def score(self, question: Question, answer: str) -> Score:
         """Judge an answer, already extracted from the reply. May raise: then the reply counts as not scored."""
+        ...

@@ -1,0 +1,203 @@
+"""Keeps the weights current: watch, plan, fetch, apply, prove, install, while generation goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.buffer.client import BufferClient, PlanOutdated, WeightsDamaged
+from forebay.sampler.activity import Activity
+from forebay.sampler.engine import Engine
+from forebay.sampler.errors import InstallFailed
+from forebay.sampler.host_weights import HostWeights
+from forebay.wire.v1 import weights_pb2
+from forebay.wire.version import Version
+from forebay.wire.weights import CorruptWeights, HostState, TensorSpec, WeightsError, apply
+
+log = logging.getLogger("forebay.sampler.receiver")
+
+#: The run file's spelling of a dtype -> safetensors'.
+SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Weights that were proved: their digest is the learner's."""
+
+    version: Version
+    digest: bytes
+
+
+class WeightReceiver:
+    """Owns the host copies and tells the engine when to take one."""
+
+    def __init__(self, client: BufferClient, folder: Path, dtype: str, activity: Activity) -> None:
+        """`folder` is the local checkpoint, `dtype` the published one (safetensors' spelling)."""
+        self._client, self._folder, self._dtype, self._activity = client, folder, dtype, activity
+        self._host = HostWeights()
+        self._announced: weights_pb2.Announcement | None = None
+        self._news = asyncio.Condition()
+        self._checkpoint_digest = b""
+        self._proved: Held | None = None
+        self.held: Held | None = None  #: what the engine generates with; None before `hand_over`
+        self.gate = asyncio.Lock()  #: whoever holds it keeps the engine's weights as they are
+
+    # --- before the first permit
+
+    async def prove(self) -> None:
+        """Bring the host copy to the newest version, beginning with the local checkpoint.
+
+        When the checkpoint's digest is the announced one, nothing is fetched. Waits for the learner's first
+        publication; needs `watch` running. Raises UnreadableCheckpoint.
+        """
+        await asyncio.to_thread(self._read_checkpoint)
+        self._activity.now("waiting: learner to publish the first weights")
+        await self._heard(lambda: self._announced is not None)
+        while True:
+            try:
+                self._proved = await self._stage(Held(version=Version(0, 0), digest=self._checkpoint_digest))
+                await asyncio.to_thread(self._host.promote)
+                return
+            except PlanOutdated as error:
+                log.info("planning anew: %s", error)
+
+    async def hand_over(self, engine: Engine) -> None:
+        """Make the engine serve the proved version: by name alone if it loaded just these bytes from the checkpoint."""
+        proved = self._proved
+        assert proved is not None, "prove comes first"
+        copy = await asyncio.to_thread(self._host.serving.as_copy, proved.version)
+        native = await asyncio.to_thread(stored_dtypes, self._folder)
+        if proved.digest == self._checkpoint_digest and native == {self._dtype}:
+            await engine.adopt(copy)
+        else:
+            self._installed(await engine.install(copy))
+        await self._now_held(proved)
+        log.info("serving version %s, digest %s", proved.version, proved.digest.hex()[:12])
+
+    # --- while serving
+
+    async def watch(self) -> None:
+        """Hear of versions, for ever."""
+        async for announcement in self._client.watch():
+            async with self._news:
+                self._announced = announcement
+                self._news.notify_all()
+
+    async def follow(self, engine: Engine) -> None:
+        """Install newer versions as they come, skipping those that were overtaken, for ever. Raises EngineDied."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            await self._heard(self._is_behind)
+            try:
+                await self._advance(engine)
+                retry_s = _FIRST_RETRY_S
+            except (WeightsError, WeightsDamaged, InstallFailed, PlanOutdated) as error:
+                log.warning("weights stay at version %s: %s", self.held and self.held.version, error)
+                await self._newer_or(retry_s)
+                retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+
+    async def wait_change(self, held: Held | None) -> None:
+        """Return when the engine's version is another than `held`."""
+        await self._heard(lambda: self.held != held)
+
+    async def _advance(self, engine: Engine) -> None:
+        assert self.held is not None, "hand_over comes first"
+        staged = await self._stage(self.held)
+        if staged.digest == self.held.digest:  # the same weights under a new name: a learner that resumed
+            await engine.adopt(await asyncio.to_thread(self._host.serving.as_copy, staged.version))
+            return await self._now_held(staged)
+        copy = await asyncio.to_thread(self._host.staged, staged.version)
+        async with self.gate:
+            try:
+                self._installed(await engine.install(copy))
+            except InstallFailed:
+                self._activity.failed_installs += 1
+                raise
+            self._host.promote()
+            await self._now_held(staged)
+        return log.info("installed version %s in %.3f s", staged.version, self._activity.update_pause_s)
+
+    async def _stage(self, base: Held) -> Held:
+        """Make the newest version in the staging copy. A path that does not lead there is replaced by an anchor's."""
+        plan = await self._client.plan(base.version if self.held else None, base.digest)
+        try:
+            return await self._take(plan)
+        except (WeightsError, WeightsDamaged) as error:
+            self._activity.replans += 1
+            log.warning("taking the way from an anchor: %s", error)
+        return await self._take(await self._client.plan(None, b""))
+
+    async def _take(self, plan: weights_pb2.PlanResponse) -> Held:
+        staged = await asyncio.to_thread(self._begin, plan)
+        for manifest in plan.path:
+            payload = await self._client.fetch(manifest)
+            await asyncio.to_thread(apply, staged, manifest, payload)
+        if await asyncio.to_thread(staged.digest) != plan.digest:
+            raise CorruptWeights(f"the way to version {Version.from_proto(plan.version)} ended at other weights")
+        return Held(version=Version.from_proto(plan.version), digest=plan.digest)
+
+    def _begin(self, plan: weights_pb2.PlanResponse) -> HostState:
+        """An empty copy for a path from an anchor, a copy of what is held for any other. Blocks."""
+        if plan.path and plan.path[0].anchor:
+            return self._host.stage_empty(_specs(plan.path[0]))
+        return self._host.stage_copy()
+
+    def _read_checkpoint(self) -> None:
+        """Blocks."""
+        read = HostState.from_safetensors(self._folder, self._dtype)
+        self._host.stage_empty(read.specs).copy_from(read)
+        self._checkpoint_digest = read.digest()
+        self._host.promote()
+
+    # --- who knows what
+
+    def _installed(self, pause_s: float) -> None:
+        self._activity.installs += 1
+        self._activity.update_pause_s = pause_s
+
+    async def _now_held(self, held: Held) -> None:
+        async with self._news:
+            self.held = held
+            self._news.notify_all()
+
+    def _is_behind(self) -> bool:
+        newest, held = self._announced, self.held
+        if newest is None or held is None:
+            return False
+        return (Version.from_proto(newest.version), newest.digest) != (held.version, held.digest)
+
+    async def _heard(self, condition: Callable[[], bool]) -> None:
+        async with self._news:
+            await self._news.wait_for(condition)
+
+    async def _newer_or(self, seconds: float) -> None:
+        """Until another announcement, or for `seconds`."""
+        known = self._announced
+        try:
+            async with asyncio.timeout(seconds):
+                await self._heard(lambda: self._announced is not known)
+        except TimeoutError:
+            return
+
+    def close(self) -> None:
+        """Give the host memory back."""
+        self._host.close()
+
+
+def stored_dtypes(folder: Path) -> set[str]:
+    """The tensors' types in a checkpoint's files, safetensors' spelling. The files were read before: they are sound."""
+    found: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        found |= {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+    return found
+
+
+def _specs(anchor: weights_pb2.Manifest) -> Sequence[TensorSpec]:
+    return [TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape)) for entry in anchor.tensors]
