@@ -33,6 +33,10 @@ class Group:
     attempt: int
     members: tuple[Trajectory, ...]
 
+    def __post_init__(self) -> None:
+        if len({member.member for member in self.members}) != len(self.members):
+            raise WireError(f"group {self.group_id} has a member twice")
+
 
 def to_columns(groups: Sequence[Group], form: str) -> dict[str, Any]:
     """Columns of checked groups. `form` is that of the log-probabilities. Raises WireError."""

@@ -138,8 +138,6 @@ def _check_trajectory(trajectory: Trajectory) -> None:
 def _check_group(group_id: int, members: Sequence[Trajectory], attempts: Mapping[int, int]) -> None:
     if group_id not in attempts:
         raise FrameError(f"group {group_id} has no permit: its attempt is unknown")
-    if len({member.member for member in members}) != len(members):
-        raise FrameError(f"group {group_id} has a member twice")
     prompt = members[0].prompt_tokens
     if not all(np.array_equal(prompt, member.prompt_tokens) for member in members[1:]):
         raise FrameError(f"group {group_id} has members with different prompts")
@@ -154,7 +152,7 @@ def _form(codec: str) -> str:
 def _origin(header: experience_pb2.FrameHeader) -> dict[str, Any]:
     """The sender's part of the header, repeated inside, so that a damaged header is found."""
     return {
-        "origin": [header.run, header.sampler, header.fleet, header.region],
+        "origin": [header.codec, header.run, header.sampler, header.fleet, header.region],
         "origin_numbers": np.array([header.incarnation, header.sequence], np.uint64),
     }
 
@@ -162,4 +160,4 @@ def _origin(header: experience_pb2.FrameHeader) -> dict[str, Any]:
 def _check_origin(stored: Mapping[str, Any], header: experience_pb2.FrameHeader) -> None:
     expected = _origin(header)
     if stored["origin"] != expected["origin"] or list(stored["origin_numbers"]) != list(expected["origin_numbers"]):
-        raise FrameError(f"frame {header.sequence} of {header.sampler}: the payload names another sender or sequence")
+        raise WireError("the payload names another codec, sender or sequence")

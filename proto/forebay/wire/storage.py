@@ -21,7 +21,7 @@ Columns: TypeAlias = Mapping[str, Any]
 FLOATS = ("temperature", "top_p", "reward", "generated_s", "scored_s")
 TEXTS = ("finish_reason", "trace", "metadata")
 _TYPES: dict[str, pa.DataType] = {
-    "origin": pa.string(),  # run, sampler, fleet, region
+    "origin": pa.string(),  # codec, run, sampler, fleet, region
     "origin_numbers": pa.uint64(),  # incarnation, sequence
     "group_ids": pa.uint64(),
     "attempts": pa.uint32(),
