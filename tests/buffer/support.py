@@ -13,8 +13,8 @@ from forebay.buffer.client import BufferClient
 from forebay.buffer.disk import Disk
 from forebay.config.identity import run_json
 from forebay.config.models import RunFile
-from forebay.wire.experience import encode_frame
-from forebay.wire.frame_header import SCHEMA_VERSION, checksum
+from forebay.wire.experience import SCHEMA_VERSION, encode_frame
+from forebay.wire.frame_header import checksum
 from forebay.wire.trajectory import Trajectory, VersionSpan
 from forebay.wire.v1 import common_pb2, experience_pb2
 from forebay.wire.version import Version

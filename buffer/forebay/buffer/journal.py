@@ -131,7 +131,7 @@ class Journal:
         try:
             before = os.fstat(fd).st_blocks
             self._disk.punch(fd, position.payload_offset, position.payload_bytes)
-            self.disk_bytes += (os.fstat(fd).st_blocks - before) * 512
+            self._count((os.fstat(fd).st_blocks - before) * 512)
         finally:
             os.close(fd)
 
@@ -191,7 +191,7 @@ class Journal:
             here = [item for item in batch if item.position.segment == segment]
             parts = [part for item in here for part in (self._header(item), item.event, item.payload)]
             self._write_at(here[0].position.offset, parts)
-            self.disk_bytes += here[-1].position.end - here[0].position.offset
+            self._count(here[-1].position.end - here[0].position.offset)
             batch = batch[len(here) :]
 
     def _header(self, item: _Pending) -> bytes:
@@ -239,6 +239,10 @@ class Journal:
             self.pending_bytes -= sum(len(item.event) + len(item.payload) for item in batch)
             self._wake.notify_all()
         self._on_durable(self.durable_lsn)
+
+    def _count(self, disk_bytes: int) -> None:
+        with self._wake:
+            self.disk_bytes += disk_bytes
 
     def _fail(self, error: JournalFailed) -> None:
         with self._wake:

@@ -15,8 +15,8 @@ from forebay.buffer.tally import Counts, RowKey, Tally
 from forebay.wire.v1 import common_pb2, control_pb2, experience_pb2, journal_pb2
 from forebay.wire.version import Version
 
-#: Answers remembered per producer, so that a resent frame is recognised; far above the window of 8.
-REMEMBERED_FRAMES = 64
+#: Answers remembered per producer, so that a resent frame is recognised; above any client's window.
+REMEMBERED_FRAMES = 256
 
 #: (role, id); all learners share one, because there is one.
 MemberKey = tuple[int, str]

@@ -22,7 +22,8 @@ from forebay.wire.v1 import common_pb2, experience_pb2
 
 log = logging.getLogger(__name__)
 
-WINDOW = 8
+WINDOW = 8  #: frames on the way at a time, and more while they are small:
+SMALL_WINDOW, SMALL_WINDOW_BYTES = 64, 1 << 20
 Response = experience_pb2.AppendResponse
 
 
@@ -115,7 +116,7 @@ class Outbox:
 
     async def _next_to_send(self, sent: int, in_flight: deque[_Entry], reader: asyncio.Task[None]) -> _Entry | None:
         """The frame after `sent` once the window has room for it; None when the stream is over."""
-        await self._wait_for(lambda: reader.done() or (len(in_flight) < WINDOW and self._next > sent + 1))
+        await self._wait_for(lambda: reader.done() or (_has_room(in_flight) and self._next > sent + 1))
         if reader.done():
             return None
         return self._entries[sent + 1 - self._entries[0].sequence]
@@ -180,6 +181,13 @@ class Outbox:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _has_room(in_flight: deque[_Entry]) -> bool:
+    if len(in_flight) < WINDOW:
+        return True
+    sent_bytes = sum(entry.frame.header.payload_bytes for entry in in_flight)
+    return len(in_flight) < SMALL_WINDOW and sent_bytes < SMALL_WINDOW_BYTES
 
 
 def _is_cancelled() -> bool:

@@ -77,9 +77,9 @@ class Reservoir:
         self._release()
         return position
 
-    async def durable(self) -> None:
-        """Return when everything recorded so far is on the disk. Raises JournalFailed when it never will be."""
-        wanted = self.journal.last_lsn
+    async def durable(self, lsn: int | None = None) -> None:
+        """Return when everything up to `lsn`, or so far, is on the disk. Raises JournalFailed if it never will be."""
+        wanted = self.journal.last_lsn if lsn is None else lsn
         while self.journal.durable_lsn < wanted:
             if self.failure.done():
                 raise self.failure.result()

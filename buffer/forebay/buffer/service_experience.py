@@ -15,9 +15,13 @@ from forebay.buffer.reservoir import Reservoir
 from forebay.wire.experience import FrameError, check_frame
 from forebay.wire.v1 import common_pb2, experience_pb2, experience_pb2_grpc
 
-#: Frames of one stream that may wait for the disk; the client's own window is 8.
-_WINDOW = 32
+#: Frames of one stream that may wait for the disk; the client's own window is no larger.
+_WINDOW = 64
 _INLINE_CHECK_BYTES = 256 << 10
+
+
+#: An answer, and the LSN that must be durable before it may be given.
+_Taken = tuple[experience_pb2.AppendResponse, int]
 
 
 class ExperienceService(experience_pb2_grpc.ExperienceServicer):
@@ -41,13 +45,14 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
         self, requests: AsyncIterator[experience_pb2.AppendRequest], context: Any
     ) -> AsyncIterator[experience_pb2.AppendResponse]:
         """Take frames as they come; answer each, in order, once the journal holds it."""
-        taken: asyncio.Queue[experience_pb2.AppendResponse | Exception | None] = asyncio.Queue(_WINDOW)
+        taken: asyncio.Queue[_Taken | Exception | None] = asyncio.Queue(_WINDOW)
         reader = asyncio.create_task(self._take_all(requests, taken))
         try:
-            while (answer := await taken.get()) is not None:
-                if isinstance(answer, Exception):
-                    raise answer
-                await self._reservoir.durable()
+            while (item := await taken.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                answer, lsn = item
+                await self._reservoir.durable(lsn)
                 yield answer
         finally:
             reader.cancel()
@@ -95,7 +100,7 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
     async def _take_all(
         self,
         requests: AsyncIterator[experience_pb2.AppendRequest],
-        taken: asyncio.Queue[experience_pb2.AppendResponse | Exception | None],
+        taken: asyncio.Queue[_Taken | Exception | None],
     ) -> None:
         member = common_pb2.Member()
         try:
@@ -103,7 +108,8 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
                 member = request.member if request.HasField("member") else member
                 if request.HasField("frame"):
                     damage = await _damage(request.frame)
-                    await taken.put(self._intake.append(member, request.frame, damage))
+                    answer = self._intake.append(member, request.frame, damage)
+                    await taken.put((answer, self._reservoir.journal.last_lsn))
             await taken.put(None)
         except Exception as error:
             await taken.put(error)
