@@ -75,7 +75,7 @@ def frame_of(
 
 
 def real_frame(
-    member: common_pb2.Member, sequence: int, permits: Sequence[experience_pb2.Permit], version: Version
+    sequence: int, *, member: common_pb2.Member, permits: Sequence[experience_pb2.Permit], version: Version
 ) -> experience_pb2.Frame:
     """A frame as a sampler encodes it."""
     trajectories = [

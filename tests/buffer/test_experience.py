@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from forebay.buffer.client import BufferClient, Fenced, FrameRefused, Lease, Ref
 from forebay.buffer.conservation import balanced, imbalances, ledger_of, ledger_table
 from forebay.config.identity import run_json
 from forebay.wire.experience import decode_frame
-from forebay.wire.v1 import experience_pb2, experience_pb2_grpc
+from forebay.wire.v1 import common_pb2, experience_pb2, experience_pb2_grpc
 from forebay.wire.version import Version
 from tests.buffer.conftest import Serve
 from tests.buffer.support import (
@@ -35,11 +36,8 @@ async def test_a_whole_run(serve: Serve) -> None:
         await join_sampler(sampler, served.run)
         for step in range(1, 5):
             permits = list((await sampler.admit(2, Version(1, step - 1), 5.0)).permits)
-            await sampler.append(
-                lambda sequence, permits=permits, step=step: real_frame(
-                    sampler.member, sequence, permits, Version(1, step - 1)
-                )
-            )
+            build = partial(real_frame, member=sampler.member, permits=permits, version=Version(1, step - 1))
+            await sampler.append(build)
             lease = await learner.lease(step, 5.0)
             assert isinstance(lease, Lease)
             decoded = {t.group_id for frame in lease.frames for t in decode_frame(frame)}
@@ -323,7 +321,7 @@ async def test_another_run_is_refused_with_the_diff(serve: Serve, tmp_path: Any)
 async def test_a_stranger_is_told_to_start_anew(serve: Serve) -> None:
     async with serve() as served, served.client() as client:
         client._member.id = "ghost"
-        client._member.role = 1
+        client._member.role = common_pb2.ROLE_SAMPLER
         with pytest.raises(Refused, match="never joined"):
             await client.admit(1, V0, 0.0)
         assert served.reservoir.members.get((1, "ghost")) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 
 import pytest
 
@@ -36,7 +37,7 @@ async def test_clients_go_on_over_a_restart(serve: Serve) -> None:
             permits = list((await sampler.admit(4, V0, 0.0)).permits)
             announcements = sampler.watch()
             await anext(announcements)
-            newer = asyncio.create_task(anext(announcements))
+            newer = asyncio.ensure_future(anext(announcements))
             await sampler.append(lambda sequence: frame_of(sampler.member, sequence, permits[:1], V0))
         appending = asyncio.create_task(
             sampler.append(lambda sequence: frame_of(sampler.member, sequence, permits[1:], V0))
@@ -91,14 +92,12 @@ async def test_the_outbox_is_bounded(serve: Serve) -> None:
         permits = list((await sampler.admit(4, V0, 0.0)).permits)
         held: list[int] = []
 
-        def build(sequence: int, permit: experience_pb2.Permit) -> experience_pb2.Frame:
+        def build(permit: experience_pb2.Permit, sequence: int) -> experience_pb2.Frame:
             assert sampler._outbox is not None
             held.append(len(sampler._outbox._entries))
             return frame_of(sampler.member, sequence, [permit], V0)
 
-        await asyncio.gather(
-            *(sampler.append(lambda sequence, permit=permit: build(sequence, permit)) for permit in permits)
-        )
+        await asyncio.gather(*(sampler.append(partial(build, permit)) for permit in permits))
         assert held == [0, 0, 0, 0]
 
 
