@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +91,7 @@ class RecordingEngine:
     failures: int = 0
     version: Version | None = None
     reply: Callable[..., Generation] | None = None
+    before: Callable[[str], Awaitable[object]] | None = None  #: awaited with the request id before each reply
 
     async def adopt(self, copy: HostCopy) -> None:
         self._take("adopt", copy)
@@ -103,7 +104,7 @@ class RecordingEngine:
         return 0.01
 
     async def generate(self, prompt: list[int], **request: Any) -> Generation:
-        await asyncio.sleep(0)
+        await (self.before(request["request_id"]) if self.before else asyncio.sleep(0))
         assert self.reply is not None
         return self.reply(prompt, version=self.version, **request)
 

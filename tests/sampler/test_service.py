@@ -1,0 +1,149 @@
+"""The `forebay sampler` process: from joining to leaving, and what is left of it when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from forebay.buffer.client import Lease
+from forebay.buffer.server import BufferServer
+from forebay.config.models import RunFile
+from forebay.config.toml_text import toml_text
+from forebay.wire.experience import decode_frame
+from tests.sampler.support import DEADLINE_S, Learner, base_state, buffer_with_learner, nudged, soon
+
+pytestmark = [pytest.mark.engine, pytest.mark.end_to_end]
+
+
+@asynccontextmanager
+async def sampler_process(run: RunFile, address: str, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`forebay sampler` on a run file of its own; killed if the test leaves it running."""
+    settings = run.model_dump(mode="json", exclude_none=True)
+    settings["sampler"]["connect"] = address
+    settings["run"]["folder"] = str(folder / "run")
+    file = folder / "run.toml"
+    file.write_text(toml_text(settings))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "forebay.cli.main", "sampler", str(file), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below `pid`."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found, open_ = set[int](), {pid}
+    while open_:
+        open_ = {child for child, parent in parents.items() if parent in open_} - found
+        found |= open_
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def run(run_file: RunFile, tmp_path: Path) -> RunFile:
+    settings = run_file.model_dump()
+    settings["run"]["folder"] = tmp_path / "buffer-side"
+    settings["task"]["heldout_prompts"] = 8
+    settings["learner"] |= {"steps": 2, "max_staleness": 0}
+    return RunFile.model_validate(settings)
+
+
+async def _lease(learner: Learner, step: int) -> Lease:
+    while True:
+        answer = await learner.client.lease(step, 20.0)
+        if isinstance(answer, Lease):
+            return answer
+
+
+@pytest.mark.timeout(240)
+async def test_whole_run_to_its_end(run: RunFile, checkpoint: Path, tmp_path: Path) -> None:
+    """Joins, proves the checkpoint, evaluates, generates, follows versions, ends with the run: exit 0."""
+    async with buffer_with_learner(run) as (server, learner), sampler_process(run, server.address, tmp_path) as process:
+        state = base_state(checkpoint)
+        await learner.publish(0, state)
+        for step in (1, 2):
+            async with asyncio.timeout(DEADLINE_S * 2):
+                batch = await _lease(learner, step)
+            trajectories = [t for frame in batch.frames for t in decode_frame(frame)]
+            assert {t.oldest for t in trajectories} == {t.newest for t in trajectories} == {learner.version}
+            await learner.client.commit(step, step if step == 2 else 0, {})
+            state = nudged(state, step)
+            await learner.publish(step, state)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await process.wait() == 0
+        status = await learner.client.status()
+        assert [result.version.step for result in status.evals] == [0, 2]
+        assert process.stderr is not None
+        log = (await process.stderr.read()).decode()
+        assert "Traceback" not in log
+        assert "left: the run is finished" in log
+
+
+@pytest.mark.timeout(240)
+async def test_killed_sampler_leaves_no_process_and_a_drained_one_leaves_in_order(
+    run: RunFile, checkpoint: Path, tmp_path: Path
+) -> None:
+    async with buffer_with_learner(run) as (server, learner):
+        await learner.publish(0, base_state(checkpoint))
+        async with sampler_process(run, server.address, tmp_path) as process:
+            await _until_generating(server, learner)
+            children = descendants(process.pid)
+            assert len(children) >= 2  # vLLM's engine and worker, and the reward worker
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            await soon(lambda: not any(map(alive, children)))
+        async with sampler_process(run, server.address, tmp_path) as process:
+            await soon(lambda: _incarnation(server) == 2)
+            await _until_ready(server)
+            children = descendants(process.pid)
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(DEADLINE_S):
+                assert await process.wait() == 0
+            await soon(lambda: not any(map(alive, children)))
+
+
+async def _until_generating(server: BufferServer, learner: Learner) -> None:
+    async with asyncio.timeout(DEADLINE_S * 2):
+        await _lease(learner, 1)
+
+
+async def _until_ready(server: BufferServer) -> None:
+    async with asyncio.timeout(DEADLINE_S * 2):
+        while not any(member.doing.startswith("waiting: learner") for member in _members(server)):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+def _members(server: BufferServer) -> list[object]:
+    return list(server.roster.members())  # type: ignore[attr-defined]
+
+
+def _incarnation(server: BufferServer) -> int:
+    return max((record.incarnation for record in server.reservoir.state.members.values()), default=0)
+
+
+_ = os
