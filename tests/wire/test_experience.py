@@ -74,7 +74,7 @@ def _groups(draw: st.DrawFn) -> list[Trajectory]:
     return [member for group_id in ids for member in draw(_members(group_id))]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(_groups())
 def test_exact_frames_keep_every_bit(trajectories: list[Trajectory]) -> None:
     frame = experience_pb2.Frame.FromString(frame_of(trajectories).SerializeToString())

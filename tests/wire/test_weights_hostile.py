@@ -70,17 +70,17 @@ def test_a_flipped_bit_in_the_manifest_is_found_or_harmless(encoded: Encoded) ->
     """Harmless: a version number, a codec's name. The weights that come out are right or refused."""
     message = encoded.manifest.SerializeToString()
     refused = 0
-    for bit in range(8 * len(message)):
+    for bit in range(0, 8 * len(message), 7):
         try:
             manifest = weights_pb2.Manifest.FromString(flipped(message, bit))
         except DecodeError:
             continue
         refused += _fails(Encoded(manifest=manifest, chunks={}), encoded.payload())
-    assert refused > 4 * len(message)
+    assert refused > len(message) // 2
 
 
 @pytest.mark.parametrize("encoded", [_DELTA, _ANCHOR], ids=["delta", "anchor"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_tampering_that_fixes_the_chunk_digests_is_found(encoded: Encoded, data: st.DataObject) -> None:
     payload = encoded.payload()
@@ -201,7 +201,7 @@ def test_blocks_that_are_malformed_are_refused(data: memoryview, message: str) -
         block.decode_into(np.zeros(100, np.uint16), data, is_float=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=80), st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]))
 def test_noise_is_no_block(noise: bytes, kind: type[np.unsignedinteger]) -> None:
     with pytest.raises(WireError):
