@@ -91,6 +91,14 @@ def test_rows_keep_every_bit(trajectories: list[Trajectory]) -> None:
     assert batch.column("sampler").to_pylist() == ["s0"] * len(trajectories)
 
 
+def test_rows_keep_signalling_nans() -> None:
+    """Widening such a NaN to 64 bits would change it."""
+    sent = trajectory(logprobs=np.array([0x7F800001, 0xFF800001, 0x7FC00001, 0x80000000], np.uint32).view(np.float32))
+    (back,) = from_record_batch(to_record_batch([sent], frame_of([sent]).header))
+    assert facts(back) == facts(sent)
+    assert from_record_batch(to_record_batch([], frame_of([sent]).header)) == []
+
+
 def test_rows_of_another_schema_are_refused() -> None:
     batch = to_record_batch([trajectory()], frame_of([trajectory()]).header)
     with pytest.raises(FrameError, match="schema"):

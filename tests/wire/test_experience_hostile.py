@@ -139,9 +139,9 @@ def test_a_zstd_bomb_is_refused_fast(declared: int) -> None:
     payload = _bomb(512 << 20)
     frame = resealed(_FRAME, _CONTENT, payload=payload)
     frame.header.uncompressed_bytes = declared
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     _refused(frame)
-    assert time.perf_counter() - started_s < 0.1
+    assert time.process_time() - started_s < 0.1
 
 
 def test_a_bomb_takes_no_memory() -> None:

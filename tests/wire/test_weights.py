@@ -184,6 +184,15 @@ def test_noise_falls_back_to_dense_planes() -> None:
     assert base.digest() == other.digest()
 
 
+def test_dense_changes_of_one_bit_are_xored() -> None:
+    base = _model()
+    turned = copy_of(base, lambda name, bits: np.bitwise_xor(bits, bits.dtype.type(128), out=bits))
+    delta = encode_delta(base, turned, version=NEW, base_version=OLD)
+    assert delta.manifest.payload_bytes < base.model_bytes / 1000
+    apply(base, delta.manifest, delta.payload())
+    assert base.digest() == turned.digest()
+
+
 def test_several_blocks_and_chunks() -> None:
     elements = 2 * block.BLOCK_BYTES
     random = np.random.default_rng(3)

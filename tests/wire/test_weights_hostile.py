@@ -163,9 +163,9 @@ def test_a_manifest_that_lies_is_refused(lie: Callable[[weights_pb2.Manifest], N
     manifest = weights_pb2.Manifest()
     manifest.CopyFrom(_DELTA.manifest)
     lie(manifest)
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     assert _fails(Encoded(manifest=manifest, chunks={}), _DELTA.payload())
-    assert time.perf_counter() - started_s < 1.0
+    assert time.process_time() - started_s < 1.0
 
 
 def _block(kind: int, changed: int, streams: list[bytes]) -> memoryview:

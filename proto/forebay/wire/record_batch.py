@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from forebay.wire.errors import FrameError
 from forebay.wire.trajectory import Trajectory, VersionSpan
@@ -20,6 +21,7 @@ from forebay.wire.version import Version
 SCHEMA_VERSION = 1  #: of the frames that carry these rows, too
 
 _SPAN = pa.struct([pa.field("start", pa.int32()), pa.field("incarnation", pa.uint32()), pa.field("step", pa.uint32())])
+_ARRAYS = {"prompt_tokens": np.int32, "tokens": np.int32, "loss_mask": np.bool_, "logprobs": np.float32}
 _ORIGIN = ("run", "sampler", "fleet", "region", "incarnation", "sequence")
 
 SCHEMA = pa.schema(
@@ -67,7 +69,11 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
         raise FrameError(f"rows are not of experience schema {SCHEMA_VERSION}")
     try:
         batch.validate(full=True)
-        return [_trajectory(row) for row in batch.to_pylist()]
+        plain = batch.drop_columns(list(_ARRAYS)).to_pylist()
+        arrays = zip(*(_arrays(batch.column(name), dtype) for name, dtype in _ARRAYS.items()), strict=True)
+        return [
+            _trajectory({**row, **dict(zip(_ARRAYS, own, strict=True))}) for row, own in zip(plain, arrays, strict=True)
+        ]
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise FrameError(f"rows that hold no trajectories: {error}") from error
 
@@ -88,5 +94,13 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         VersionSpan(start=span["start"], version=Version(span["incarnation"], span["step"])) for span in row["spans"]
     )
     own["reward_parts"] = dict(row["reward_parts"])
-    arrays = {"prompt_tokens": np.int32, "tokens": np.int32, "loss_mask": np.bool_, "logprobs": np.float32}
-    return Trajectory(**{**own, **{name: np.array(row[name], dtype) for name, dtype in arrays.items()}})
+    return Trajectory(**own)
+
+
+def _arrays(column: pa.ListArray, dtype: type[np.generic]) -> list[NDArray[Any]]:
+    """One array a row, never by way of Python floats, which would quiet a signalling NaN."""
+    if column.null_count or column.flatten().null_count:
+        raise ValueError("a null where an array is needed")
+    whole = column.flatten().to_numpy(zero_copy_only=False).astype(dtype)
+    ends = np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))
+    return np.split(whole, ends[:-1]) if len(ends) else []

@@ -61,7 +61,8 @@ def encode_anchor(new: HostState, *, version: Version) -> Encoded:
 
 
 def encode_delta(base: HostState, new: HostState, *, version: Version, base_version: Version) -> Encoded:
-    """What turns `base` into `new`, bit for bit. Unchanged tensors cost nothing; none costs more than in an anchor.
+    """What turns `base` into `new`, bit for bit. Unchanged tensors cost nothing; none costs more than in an anchor
+    (of tensors above 256 KiB an anchor's size is judged by samples).
 
     Raises WeightsError when the states differ in their tensors, CorruptWeights when one is damaged.
     """
