@@ -15,7 +15,6 @@ import pytest
 
 from forebay.fleet.process import Service, ServiceProcess, exit_cause, last_lines, usage_line
 from forebay.fleet.reaper import Reaper
-from forebay.fleet.threads import service_environment
 from forebay.fleet.wakeups import Wakeups
 
 #: A stand-in service with a child of its own, as vLLM's engine is one; it says both pids and waits.
@@ -160,15 +159,3 @@ def test_a_dying_child_ends_a_wait() -> None:
         assert time.monotonic() - started_at_s < DEADLINE_S
         child.wait()
         assert wakeups.stops == []
-
-
-def test_cpu_services_get_all_cores_and_do_not_spin() -> None:
-    environment = service_environment({"OMP_NUM_THREADS": "1", "A": "b"}, cores=4, accelerators=0)
-    assert environment["OMP_NUM_THREADS"] == "1"
-    assert environment["MKL_NUM_THREADS"] == "4"
-    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert environment["A"] == "b"
-
-
-def test_with_an_accelerator_threads_are_left_alone() -> None:
-    assert service_environment({}, cores=4, accelerators=1) == {"PYTHONUNBUFFERED": "1"}

@@ -110,7 +110,7 @@ def test_restarts_are_spaced_and_then_given_up(stage: Stage) -> None:
     assert stage.starts()["learner"] == 3
     stage.end("learner", 1)
     stage.tick()
-    assert "learner died 3 times, the last time: exit code 1" in stage.supervisor.failure
+    assert "learner died: exit code 1; fleet.max_restarts = 2 is used up" in stage.supervisor.failure
     assert stage.started["sampler-0"][0].asked_to_end == 1
     assert stage.started["buffer"][0].asked_to_end == 0
 

@@ -6,6 +6,7 @@ import argparse
 import json
 
 from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run
+from forebay.cli.threads import settle_own_threads
 
 
 def add(subparsers: Subparsers) -> None:
@@ -65,5 +66,6 @@ def model(arguments: argparse.Namespace) -> int:
 
     run = load_run(arguments)
     setup_logging("model", run.observe.log_level)
+    settle_own_threads()
     print(model_source(run.model, run.run.seed))
     return 0

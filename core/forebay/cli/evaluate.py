@@ -7,6 +7,7 @@ import json
 
 from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run
 from forebay.cli.services import NEEDED, require
+from forebay.cli.threads import settle_own_threads
 
 
 def add(subparsers: Subparsers) -> None:
@@ -32,6 +33,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     run = load_run(arguments)
     require("sampler", NEEDED["sampler"])
     setup_logging("eval", run.observe.log_level)
+    settle_own_threads()
     if arguments.checkpoint is None:
         model_source(run.model, run.run.seed)
     from forebay.sampler.evaluate import evaluate as score

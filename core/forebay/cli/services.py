@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run
+from forebay.cli.threads import settle_own_threads
 from forebay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def serve(role: str, arguments: argparse.Namespace) -> int:
         store_resolved(run)
     else:
         model_source(run.model, run.run.seed)
+    settle_own_threads()
     # Last: importing a service may take many seconds, and mistakes should be told at once.
     entry: Callable[[RunFile], int] = importlib.import_module(f"forebay.{role}.service").serve
     return entry(run)

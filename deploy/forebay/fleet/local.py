@@ -25,7 +25,6 @@ from forebay.fleet.reaper import Reaper
 from forebay.fleet.services import local_services, model_maker
 from forebay.fleet.summary import finished_before, in_words
 from forebay.fleet.supervise import Supervisor
-from forebay.fleet.threads import count_accelerators, count_cores, service_environment
 from forebay.fleet.wakeups import Wakeups
 from forebay.fleet.watcher import Watcher
 from forebay.obs.live import Display
@@ -65,8 +64,7 @@ class _Session:
 
     def __init__(self, run: RunFile, arguments: Sequence[str], reaper: Reaper, wakeups: Wakeups) -> None:
         self._run, self._arguments, self._wakeups = run, arguments, wakeups
-        environment = service_environment(os.environ, count_cores(), count_accelerators())
-        self._launch = partial(ServiceProcess, environment=environment, reaper=reaper)
+        self._launch = partial(ServiceProcess, environment={**os.environ, "PYTHONUNBUFFERED": "1"}, reaper=reaper)
         self._display = Display(run.run.name, sys.stdout)
         self._watcher = Watcher(run.sampler_target)
         self._supervisor = Supervisor(

@@ -167,7 +167,9 @@ class Supervisor:
             self._tell(f"  {line}")
         if watched.restarts >= self._max_restarts:
             watched.done = True
-            self._fail(f"{service.name} died {watched.restarts + 1} times, the last time: {cause}; see {service.log}")
+            self._fail(
+                f"{service.name} died: {cause}; fleet.max_restarts = {self._max_restarts} is used up; see {service.log}"
+            )
             return
         delay_s = FIRST_DELAY_S * 2 ** (watched.restarts - 1) if watched.restarts else 0.0
         watched.restarts += 1
