@@ -216,17 +216,19 @@ class _Keeper(threading.Thread):
 
     def run(self) -> None:
         """Thread body."""
-        self.built.set_running_or_notify_cancel()  # from here on nobody's cancellation reaches it
+        built = self.built
+        built.set_running_or_notify_cancel()  # from here on nobody's cancellation reaches it
         try:
-            self.built.set_result(self._build())
+            built.set_result(self._build())
         except BaseException as error:
-            self.built.set_exception(error)
+            built.set_exception(error)
         else:
             self._released.wait()
 
     def release(self) -> None:
-        """Let the thread end."""
+        """Let the thread end, and forget the engine."""
         self._released.set()
+        self.built = Future()
 
 
 def _build(run: RunFile, folder: Path) -> Any:
@@ -234,7 +236,6 @@ def _build(run: RunFile, folder: Path) -> Any:
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    logging.getLogger("vllm").setLevel(logging.ERROR)
     arguments = engine_arguments(run, folder, cpu=current_platform.is_cpu(), environ=os.environ)
     try:
         settings = AsyncEngineArgs(**arguments)

@@ -23,7 +23,7 @@ def prepare_environment(environ: MutableMapping[str, str], log_path: Path, *, wo
     """What vLLM reads from the environment when it is first imported; what the user set stays."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     environ[ENGINE_LOG_VARIABLE] = str(log_path.resolve())
-    environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # one log format for the whole service
+    environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the engine's processes log more, into their own file
     environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork would inherit gRPC's threads' locks
     environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -28,9 +28,9 @@ class Generation:
     seconds: float
 
 
-def request_seed(run_seed: int, group_id: int, member: int, attempt: int = 1) -> int:
+def request_seed(run_seed: int, group_id: int, member: int) -> int:
     """A seed of 63 bits that no two members of a run share; the same whoever generates them."""
-    text = f"{run_seed}/{group_id}/{member}/{attempt}".encode()
+    text = f"{run_seed}/{group_id}/{member}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 

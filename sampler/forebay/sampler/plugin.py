@@ -57,3 +57,7 @@ def print_into(path: str) -> None:
     os.dup2(log_fd, 2)
     os.close(log_fd)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    vllm_log = logging.getLogger("vllm")
+    vllm_log.handlers.clear()
+    vllm_log.propagate = True
+    vllm_log.setLevel(logging.INFO)

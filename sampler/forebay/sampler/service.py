@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ def serve(run: RunFile) -> int:
 
 
 async def _serve(run: RunFile) -> int:
+    # vLLM lets Python's resource tracker clean up its shared memory, which the tracker reports as a leak.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     orders = Orders()
     orders.listen_to_signals()
     sampler_id = run.sampler.id or f"{socket.gethostname()}-{secrets.token_hex(2)}"
