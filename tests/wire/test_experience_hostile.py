@@ -245,6 +245,7 @@ _U4 = np.uint32
         ("span_starts", np.array([0, 4, 0, 2, 0], _U4)),
         ("span_steps", np.array([4, 6, 4, 5, 4], _U4)),
         ("part_counts", np.array([2, 0, 1], _U4)),
+        ("part_counts", np.array([2, 0, 0], _U4)),  # names "a" twice for one member
         ("part_names", ["a", "a", "a"]),
         ("members", np.array([0, 1], _U4)),
         ("reward", np.zeros(2)),
@@ -255,6 +256,13 @@ _U4 = np.uint32
 )
 def test_columns_that_do_not_fit_each_other_are_refused(name: str, values: object) -> None:
     _refused(_rebuilt(**{name: values}))
+
+
+@pytest.mark.parametrize("shared", [[0, 4, 1], [1, 4, 0], [0, 5, 0]])
+def test_nothing_is_shared_beyond_a_group_or_a_length(shared: list[int]) -> None:
+    """The planes fit what is then left to store: only the rule about sharing is broken."""
+    stored = 6 + max(0, 12 - sum(shared))  # two prompts of three tokens
+    _refused(_rebuilt(shared=np.array(shared, _U4), token_planes=np.zeros(stored, np.uint8)), "shares more")
 
 
 def test_members_that_are_there_twice_are_refused() -> None:

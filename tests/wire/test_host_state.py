@@ -104,6 +104,16 @@ def test_no_write_goes_unnoticed() -> None:
         state.view_of("b")[0] = 1
 
 
+def test_copied_digests_do_not_hide_a_write() -> None:
+    source, state = HostState.allocate(_SPECS), HostState.allocate(_SPECS)
+    bits, held = state.bits_of("b"), source.digest()
+    state.copy_from(source)
+    bits[0] = 1
+    assert state.digest() != held
+    source.open_for_update("b")[0] = 1
+    assert source.digest() == state.digest()
+
+
 def test_an_update_is_noticed_through_kept_digests() -> None:
     source, state = HostState.allocate(_SPECS), HostState.allocate(_SPECS)
     source.bits_of("b")[:] = 9

@@ -116,6 +116,14 @@ def test_a_failed_update_marks_the_state_until_it_is_reloaded() -> None:
     assert state.digest() == _NEW.digest()
 
 
+def test_an_anchor_of_some_tensors_is_none() -> None:
+    part = encode_anchor(state_of({"d": ("U8", (), np.array([4], np.uint8))}), version=NEW)
+    state = copy_of(_BASE)
+    with pytest.raises(CorruptWeights, match="1 of 4 tensors"):
+        apply(state, part.manifest, part.payload())
+    assert state.digest() == _BASE.digest()
+
+
 def test_a_failed_update_is_mended_by_a_copy() -> None:
     state = copy_of(_BASE)
     evil = tampered(_DELTA, bytes(len(_DELTA.payload())))
