@@ -61,11 +61,13 @@ def schema(_arguments: argparse.Namespace) -> int:
 
 def model(arguments: argparse.Namespace) -> int:
     """Make the model if it is missing and can be made. Raises UsageError."""
+    from forebay.config.home import prepare_home
     from forebay.config.model_source import model_source
     from forebay.obs.log import setup_logging
 
     run = load_run(arguments)
     setup_logging("model", run.observe.log_level)
     settle_own_threads()
+    prepare_home(run)  # many a model is made inside it
     print(model_source(run.model, run.run.seed))
     return 0

@@ -67,9 +67,10 @@ class Display:
 
     def note(self, *texts: str) -> None:
         """What is so right now, until the next note; no text: nothing special."""
-        if self._live is None and texts != self._notes:
+        if self._live is None:
             for text in texts:
-                self._print(f"{time.strftime('%H:%M:%S')}  {text}")
+                if text not in self._notes:
+                    self._print(f"{time.strftime('%H:%M:%S')}  {text}")
         self._notes = texts
 
     def _redraw(self, status: control_pb2.StatusResponse | None) -> None:

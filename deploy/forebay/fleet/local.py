@@ -83,7 +83,7 @@ class _Session:
                 self._prepare_model()
                 self._start()
                 self._until_work_is_over()
-                conclusion = conclude(self._run, self._watcher, time.monotonic() - self._started_at_s)
+                conclusion = self._conclude()
                 code = self._until_all_have_ended()
         finally:
             self._supervisor.kill()  # on the ordinary ways here, nothing is left to kill
@@ -132,6 +132,11 @@ class _Session:
     def _until_work_is_over(self) -> None:
         while not self._supervisor.only_buffers_left and self._tick() is None:
             self._wakeups.wait(TICK_S)
+
+    def _conclude(self) -> list[str]:
+        if self._watcher.latest is None:
+            return [f"run {self._run.run.name}: stopped before it began"]
+        return conclude(self._run, self._watcher, time.monotonic() - self._started_at_s)
 
     def _until_all_have_ended(self) -> int:
         self._supervisor.end_buffers()
