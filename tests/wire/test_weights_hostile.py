@@ -124,6 +124,14 @@ def test_an_anchor_of_some_tensors_is_none() -> None:
     assert state.digest() == _BASE.digest()
 
 
+def test_a_tensor_may_not_stand_in_for_its_twin() -> None:
+    twins = state_of({name: ("U8", (1,), np.array([4], np.uint8)) for name in "xy"})
+    anchor = encode_anchor(twins, version=NEW)
+    anchor.manifest.tensors[1].name = "x"
+    with pytest.raises(CorruptWeights, match="out of order"):
+        apply(twins, anchor.manifest, anchor.payload())
+
+
 def test_a_failed_update_is_mended_by_a_copy() -> None:
     state = copy_of(_BASE)
     evil = tampered(_DELTA, bytes(len(_DELTA.payload())))
