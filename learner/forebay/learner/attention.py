@@ -43,7 +43,7 @@ def packed_attention(
     queries, keys, values = (iter(torch.split(_to_tiles(x, layout), sizes)) for x in (query_1hnd, key_1jnd, value_1jnd))
     parts = [part for tile in layout.tiles for part in _attend_tile(queries, keys, values, tile, scaling)]
     output_rhd = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return _FromTiles.apply(output_rhd, layout)[None], None  # type: ignore[no-untyped-call]
+    return _FromTiles.apply(output_rhd, layout)[None].to(query_1hnd.dtype), None  # type: ignore[no-untyped-call]
 
 
 def _shapes(tile: PromptTile) -> list[tuple[int, int]]:
@@ -97,6 +97,8 @@ def _attend(
 
 def _to_tiles(x_1hnd: torch.Tensor, layout: TileLayout) -> torch.Tensor:
     x_nhd = x_1hnd[0].transpose(0, 1)
+    if x_nhd.device.type == "cpu" and x_nhd.dtype == torch.bfloat16:
+        x_nhd = x_nhd.float()  # torch's CPU kernel takes four times as long in bfloat16, most of it backward
     return _ToTiles.apply(x_nhd, layout)  # type: ignore[no-untyped-call, no-any-return]
 
 

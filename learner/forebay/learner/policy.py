@@ -17,6 +17,9 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self._entropy_gradient = entropy_gradient
+        head = model.get_output_embeddings()
+        assert head is not None, "load_model refuses a model without an output layer"
+        self._head = [head]  # in a list: a second module by another name would be saved and listed twice
 
     def forward(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability [t] and entropy [t] of the targets; the head sees only the tokens that predict them."""
@@ -28,7 +31,7 @@ class Policy(nn.Module):
         ).last_hidden_state
         logprob_t, entropy_t = selected_logprobs(
             hidden_1ne[0].index_select(0, batch.source_t),
-            self.model.get_output_embeddings().weight,
+            self._head[0].weight,
             batch.target_t,
             batch.temperature_t,
             batch.top_p_t if bool((batch.top_p_t < 1).any()) else None,
