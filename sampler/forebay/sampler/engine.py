@@ -67,6 +67,7 @@ class Engine:
         """
         workers = int(run.sampler.engine.get("tensor_parallel_size", 1))
         prepare_environment(os.environ, log_path, workers=workers)
+        logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns about this and that while it is imported
         await asyncio.to_thread(log_path.unlink, missing_ok=True)
         keeper = _Keeper(lambda: _build(run, folder))
         try:
@@ -196,7 +197,7 @@ class Engine:
         """End vLLM's processes. Idempotent."""
         if self._llm is not None:
             self._llm.shutdown()
-            self._llm = None  # or its finalizer shuts down once more while the interpreter ends
+            self._llm = None
         self._keeper.release()
 
 
@@ -241,7 +242,14 @@ def _build(run: RunFile, folder: Path) -> Any:
         settings = AsyncEngineArgs(**arguments)
     except TypeError as error:
         raise UsageError(f"sampler.engine: {_cause(error)}; expected vLLM engine arguments") from error
-    return AsyncLLM.from_engine_args(settings)
+
+    class StoppedByHand(AsyncLLM):  # type: ignore[misc]
+        """`Engine.stop` ends it; vLLM's finalizer would do so again while the interpreter ends, and fail aloud."""
+
+        def __del__(self) -> None:
+            pass
+
+    return StoppedByHand.from_engine_args(settings)
 
 
 def _refuse_other_tensors(serving: HostCopy, copy: HostCopy) -> None:

@@ -31,6 +31,11 @@ def prepare_environment(environ: MutableMapping[str, str], log_path: Path, *, wo
         environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, sorted(os.sched_getaffinity(0)))))
 
 
+def quiet_resource_tracker(environ: MutableMapping[str, str]) -> None:
+    """vLLM leaves its shared memory to Python's resource tracker, which reports that as a leak. Before any process."""
+    environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
+
+
 def engine_arguments(run: RunFile, folder: Path, *, cpu: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """Keyword arguments for `AsyncEngineArgs`: ours, then [sampler.engine] on top.
 

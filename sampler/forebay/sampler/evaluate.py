@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from forebay.config.model_source import model_source
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
 from forebay.sampler.engine import Engine
+from forebay.sampler.engine_settings import quiet_resource_tracker
 from forebay.sampler.errors import GenerationFailed, RewardFailed, SamplerError
 from forebay.sampler.judge import Judge
 from forebay.sampler.prompts import Prompter
@@ -96,6 +98,7 @@ def evaluate(run: RunFile, checkpoint: str | None) -> control_pb2.EvalResult:
     """
     if run.task.heldout_prompts == 0:
         raise UsageError("task.heldout_prompts is 0: there is nothing to evaluate on")
+    quiet_resource_tracker(os.environ)
     return asyncio.run(_evaluate(run, Path(checkpoint_folder(run, checkpoint))))
 
 

@@ -18,6 +18,7 @@ from forebay.errors import EXIT_DONE
 from forebay.sampler.activity import Activity
 from forebay.sampler.beside import beside
 from forebay.sampler.engine import Engine
+from forebay.sampler.engine_settings import quiet_resource_tracker
 from forebay.sampler.evaluate import Examiner
 from forebay.sampler.heartbeat import beat
 from forebay.sampler.judge import Judge
@@ -47,8 +48,7 @@ def serve(run: RunFile) -> int:
 
 
 async def _serve(run: RunFile) -> int:
-    # vLLM lets Python's resource tracker clean up its shared memory, which the tracker reports as a leak.
-    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
+    quiet_resource_tracker(os.environ)
     orders = Orders()
     orders.listen_to_signals()
     sampler_id = run.sampler.id or f"{socket.gethostname()}-{secrets.token_hex(2)}"
