@@ -57,6 +57,12 @@ def test_a_png_is_drawn(tmp_path: Path, steps: int) -> None:
     assert path.read_bytes().startswith(PNG)
 
 
+def test_a_long_first_step_is_cut_off_and_told(tmp_path: Path) -> None:
+    answer = response(5)
+    answer.steps[0].metrics_json = json.dumps({"seconds": {"wait_buffer": 90.0}})
+    assert draw(from_response(answer), tmp_path / "x.png", "small").read_bytes().startswith(PNG)
+
+
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to plot yet"):
         draw(from_response(control_pb2.HistoryResponse()), tmp_path / "x.png", "small")

@@ -32,6 +32,7 @@ def draw(history: History, path: Path, title: str) -> Path:
     for axis, panel in zip(axes, (_reward, _heldout, _staleness, _kl, _throughput, _seconds), strict=True):
         panel(axis, history)
         axis.set_xlabel("step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +85,15 @@ def _seconds(axis: Any, history: History) -> None:
         rows = [[point.seconds.get(cause, 0.0) for point in history.steps] for cause in causes]
         axis.stackplot(steps, rows, labels=causes, alpha=0.85)
         axis.legend(frameon=False, fontsize=8, ncols=2)
+        _cut_first(axis, history)
+
+
+def _cut_first(axis: Any, history: History) -> None:
+    """The first step waits for engines to start: without a cut, nothing else could be seen."""
+    totals = [sum(point.seconds.values()) for point in history.steps]
+    if len(totals) > 1 and totals[0] > 2 * max(totals[1:]):
+        axis.set_ylim(0, 1.5 * max(totals[1:]))
+        axis.annotate(f"↑ {totals[0]:.0f} s", (0.02, 0.94), xycoords="axes fraction", color=INK)
 
 
 def _line(axis: Any, history: History, key: str, color: str, *, label: str | None = None, smooth: bool = False) -> None:
