@@ -30,9 +30,15 @@ def run_with(engine: dict[str, Any], **publish: Any) -> RunFile:
     )
 
 
-def test_ours_stands_and_the_users_goes_on_top() -> None:
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 100000}')
+    return tmp_path
+
+
+def test_ours_stands_and_the_users_goes_on_top(checkpoint: Path) -> None:
     arguments = engine_arguments(
-        run_with({"max_model_len": 77, "enforce_eager": False}), Path("m"), cpu=True, environ={}
+        run_with({"max_model_len": 77, "enforce_eager": False}), checkpoint, cpu=True, environ={}
     )
     assert arguments["logprobs_mode"] == "processed_logprobs"
     assert arguments["weight_transfer_config"] == {"backend": "forebay"}
@@ -41,15 +47,21 @@ def test_ours_stands_and_the_users_goes_on_top() -> None:
     assert arguments["kv_cache_memory_bytes"] == 1 << 30
 
 
-def test_cache_size_is_the_users_where_he_said_one() -> None:
+def test_cpu_prefills_whole_prompts_in_batches_that_hold_the_longest(checkpoint: Path) -> None:
+    arguments = engine_arguments(run_with({}), checkpoint, cpu=True, environ={})
+    assert arguments["enable_chunked_prefill"] is False
+    assert (arguments["max_model_len"], arguments["max_num_batched_tokens"]) == (8192, 8192)
+
+
+def test_cache_size_is_the_users_where_he_said_one(checkpoint: Path) -> None:
     environ = {"VLLM_CPU_KVCACHE_SPACE": "3"}
-    assert "kv_cache_memory_bytes" not in engine_arguments(run_with({}), Path("m"), cpu=True, environ=environ)
-    assert "kv_cache_memory_bytes" not in engine_arguments(run_with({}), Path("m"), cpu=False, environ={})
+    assert "kv_cache_memory_bytes" not in engine_arguments(run_with({}), checkpoint, cpu=True, environ=environ)
+    assert "kv_cache_memory_bytes" not in engine_arguments(run_with({}), checkpoint, cpu=False, environ={})
 
 
-def test_engine_that_would_round_the_weights_is_refused() -> None:
+def test_engine_that_would_round_the_weights_is_refused(checkpoint: Path) -> None:
     with pytest.raises(UsageError, match="the engine would round"):
-        engine_arguments(run_with({"dtype": "bfloat16"}, dtype="float32"), Path("m"), cpu=True, environ={})
+        engine_arguments(run_with({"dtype": "bfloat16"}, dtype="float32"), checkpoint, cpu=True, environ={})
 
 
 def test_environment_of_the_user_stays(tmp_path: Path) -> None:

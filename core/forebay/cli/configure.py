@@ -67,7 +67,7 @@ def model(arguments: argparse.Namespace) -> int:
 
     run = load_run(arguments)
     setup_logging("model", run.observe.log_level)
-    settle_own_threads()
+    settle_own_threads(alone=True)
     prepare_home(run)  # many a model is made inside it
     print(model_source(run.model, run.run.seed))
     return 0

@@ -33,7 +33,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     run = load_run(arguments)
     require("sampler", NEEDED["sampler"])
     setup_logging("eval", run.observe.log_level)
-    settle_own_threads()
+    settle_own_threads(run.sampler.cpu_threads, alone=True)
     if arguments.checkpoint is None:
         model_source(run.model, run.run.seed)
     from forebay.sampler.evaluate import evaluate as score

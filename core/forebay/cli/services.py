@@ -62,7 +62,7 @@ def serve(role: str, arguments: argparse.Namespace) -> int:
         store_resolved(run)
     else:
         model_source(run.model, run.run.seed)
-    settle_own_threads()
+    settle_own_threads({"sampler": run.sampler.cpu_threads, "learner": run.learner.cpu_threads}.get(role))
     # Last: importing a service may take many seconds, and mistakes should be told at once.
     entry: Callable[[RunFile], int] = importlib.import_module(f"forebay.{role}.service").serve
     return entry(run)

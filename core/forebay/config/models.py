@@ -20,10 +20,12 @@ LOCAL_KEYS = frozenset(
         "sampler.fleet",
         "sampler.region",
         "sampler.id",
+        "sampler.cpu_threads",
         "sampler.engine",
         "sampler.concurrent_groups",
         "sampler.frame_linger_s",
         "learner.connect",
+        "learner.cpu_threads",
         "learner.ranks",
         "learner.tokens_per_microbatch",
         "learner.keep_checkpoints",
@@ -138,6 +140,9 @@ class SamplerSection(Section):
         default=600.0, description="a group older than this is aborted and dropped"
     )
     reward_workers: Positive = 1
+    cpu_threads: Positive | None = Field(
+        default=None, description="computing threads where there is no accelerator; default: half the cores"
+    )
     engine: dict[str, Any] = Field(default_factory=dict, description="any vLLM engine argument")
 
 
@@ -146,6 +151,9 @@ class LearnerSection(Section):
 
     connect: Address | None = Field(default=None, description="the buffer; default: [buffer] listen")
     ranks: Positive = 1
+    cpu_threads: Positive | None = Field(
+        default=None, description="computing threads where there is no accelerator; default: half the cores"
+    )
     steps: Positive = 100
     groups_per_step: Positive = Field(default=16, description="B: groups a step")
     group_size: Positive = Field(default=8, description="G: trajectories a group")

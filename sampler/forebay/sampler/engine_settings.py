@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -15,6 +15,8 @@ from forebay.sampler.plugin import BACKEND, ENGINE_LOG_VARIABLE
 
 #: A cache of keys and values that suits a small model on a shared CPU machine.
 CPU_KV_CACHE_BYTES = 1 << 30
+#: Prompt and reply together, unless [sampler.engine] max_model_len says otherwise; and prompt tokens a batch.
+CPU_MAX_MODEL_LEN, CPU_BATCHED_TOKENS = 8192, 2048
 MAX_SEQUENCES = 256
 _LOG_TAIL_BYTES = 200_000
 
@@ -27,8 +29,8 @@ def prepare_environment(environ: MutableMapping[str, str], log_path: Path, *, wo
     environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork would inherit gRPC's threads' locks
     environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if workers == 1:  # vLLM's own choice leaves a core out
-        environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, sorted(os.sched_getaffinity(0)))))
+    if workers == 1:  # vLLM's own choice leaves a core out, and threads bound to a busy core wait for it
+        environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def quiet_resource_tracker(environ: MutableMapping[str, str]) -> None:
@@ -50,7 +52,7 @@ def engine_arguments(run: RunFile, folder: Path, *, cpu: bool, environ: Mapping[
         "disable_log_stats": True,
     }
     if cpu:
-        arguments["enforce_eager"] = True
+        arguments |= _cpu_arguments(folder, run.sampler.engine.get("max_model_len"))
         if not environ.get("VLLM_CPU_KVCACHE_SPACE"):
             arguments["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
     arguments |= run.sampler.engine
@@ -59,6 +61,20 @@ def engine_arguments(run: RunFile, folder: Path, *, cpu: bool, environ: Mapping[
         "seed": 0,  # every request brings its own
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": {"backend": BACKEND},
+    }
+
+
+def _cpu_arguments(folder: Path, max_model_len: int | None) -> dict[str, Any]:
+    """No chunked prefill: in vLLM 0.32 a chunk of a request with a seed of its own ends the CPU engine ("CPU Generator
+    does not use offset"). Prompts are then prefilled whole, so a batch must hold the longest.
+    """
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    longest = max_model_len or min(config.get("max_position_embeddings", CPU_MAX_MODEL_LEN), CPU_MAX_MODEL_LEN)
+    return {
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+        "max_model_len": longest,
+        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, longest),
     }
 
 
