@@ -123,9 +123,8 @@ async def test_killed_sampler_leaves_no_process_and_its_successor_ends_the_run(
 @pytest.mark.timeout(300)
 async def test_sigterm_while_starting_leaves_in_order(run: RunFile, tmp_path: Path) -> None:
     async with buffer_with_learner(run) as (server, learner), sampler_process(run, server.address, tmp_path) as process:
-        async with asyncio.timeout(START_DEADLINE_S):
-            while not await _states(learner):
-                await asyncio.sleep(0.1)
+        log = tmp_path / "sampler.log"
+        await soon(lambda: log.exists() and "joined run" in log.read_text())
         children = descendants(process.pid)
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(DEADLINE_S):

@@ -65,4 +65,5 @@ class Orders:
     def _signalled(self, number: int) -> None:
         if self._stop.is_set():
             os._exit(EXIT_AT_ONCE)
-        self.drain(f"{signal.Signals(number).name}; once more to stop at once")
+        log.info("%s: once more to stop at once", signal.Signals(number).name)
+        self.drain(signal.Signals(number).name)
