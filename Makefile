@@ -19,6 +19,9 @@ smollm2: .venv/.ready ## a real model: SmolLM2-135M-Instruct learns a reasoning 
 test: .venv/.ready ## the whole suite, under 15 minutes on 2 cores
 	@.venv/bin/pytest -q
 
+prove: .venv/.ready ## the long proofs: learning, three shells, kills
+	@.venv/bin/pytest -q -s -m prove tests/prove
+
 check: .venv/.ready ## formatting, lints and types
 	@.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy && .venv/bin/pyright && .venv/bin/lint-imports
 
@@ -33,4 +36,4 @@ bench: .venv/.ready ## the benchmark of the first run, beside its synchronous pe
 locks: .venv/.ready ## resolve the lock files anew
 	@$(python) deploy/locks/lock.py
 
-.PHONY: help setup quickstart smollm2 test check wire bench locks
+.PHONY: help setup quickstart smollm2 test prove check wire bench locks

@@ -15,7 +15,7 @@ from forebay.obs.events import changes
 from forebay.obs.view import Picture, plain_line, render
 from forebay.wire.v1 import control_pb2
 
-LINE_EVERY_S = 5.0
+LINE_EVERY_S = 15.0
 EVENTS_KEPT = 50
 
 
@@ -23,7 +23,7 @@ class Display:
     """Shows status answers and events as they come. One thread only.
 
     On a terminal the picture is redrawn in place; elsewhere a line is printed for every event, every step and, while
-    nothing happens, every 5 s.
+    nothing happens, every 15 s.
     """
 
     def __init__(self, title: str, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
