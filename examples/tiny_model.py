@@ -172,7 +172,7 @@ def greedy_accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast,
         ids_bt = torch.cat([ids_bt, next_b1], dim=1)
     replies = (tokenizer.decode(row).split(EOS)[0] for row in ids_bt[:, prompt_tokens:])
     right = [reply == answer(pair) for reply, pair in zip(replies, asked, strict=True)]
-    return sum(right) / len(right)
+    return float(sum(right) / len(right))
 
 
 if __name__ == "__main__":
