@@ -162,19 +162,6 @@ def _update(
     return float(loss)
 
 
-@torch.no_grad()
-def greedy_accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, asked: list[Pair]) -> float:
-    """Share of pairs whose greedy reply is exactly the answer."""
-    ids_bt = tokenizer([prompt(pair) for pair in asked], return_tensors="pt").input_ids
-    prompt_tokens = ids_bt.shape[1]
-    for _ in range(4):  # three digits at most, and the end
-        next_b1 = model(input_ids=ids_bt).logits[:, -1:].argmax(-1)
-        ids_bt = torch.cat([ids_bt, next_b1], dim=1)
-    replies = (tokenizer.decode(row).split(EOS)[0] for row in ids_bt[:, prompt_tokens:])
-    right = [reply == answer(pair) for reply, pair in zip(replies, asked, strict=True)]
-    return float(sum(right) / len(right))
-
-
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     make(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
