@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forebay.cli.arguments import add_run_files, load_run
+from forebay.cli.arguments import add_run_files, load_run, split_dotted
 from forebay.cli.threads import settle_own_threads
 from forebay.config.models import RunFile
 
@@ -74,7 +74,9 @@ def main(argv: list[str]) -> int:
     add_run_files(parser)
     parser.add_argument("--steps", type=int, required=True, help="steps of the run file's batch size")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="weights and compute")
-    arguments = parser.parse_args(argv)
+    rest, dotted = split_dotted(argv)
+    arguments = parser.parse_args(rest)
+    arguments.dotted = dotted
     settle_own_threads()  # before torch: the peer gets the same threads as ours
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     steps = train(load_run(arguments), arguments.steps, arguments.dtype)
