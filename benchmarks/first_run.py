@@ -42,9 +42,9 @@ class Plan:
 # Quick: a model made beforehand, few steps, one dtype (the faster one for TRL on a CPU without AMX).
 QUICK = Plan(
     example=ROOT / "examples" / "quickstart.toml",
-    flags=("--run.name=bench", "--task.heldout_prompts=200"),
-    our_steps=16,
-    peer_steps=10,
+    flags=("--run.name=bench", "--task.heldout_prompts=100"),
+    our_steps=12,
+    peer_steps=6,
     peer_dtypes=("float32",),
 )
 TINY = Plan(
