@@ -116,7 +116,8 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
 
     async def _parts(self, step: int, batch: Batch) -> AsyncIterator[experience_pb2.LeaseResponse]:
         state = self._reservoir.state
-        lsns = list(dict.fromkeys(state.groups[group_id].lsn for group_id in batch.group_ids))
+        # In order of arrival: of a group that was produced twice, the reader then meets the accepted copy first.
+        lsns = sorted({state.groups[group_id].lsn for group_id in batch.group_ids})
         positions = [state.frames[lsn].position for lsn in lsns]
         yield experience_pb2.LeaseResponse(
             batch=experience_pb2.Batch(
