@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
     rest, dotted = split_dotted(argv)
     arguments = parser.parse_args(rest)
     arguments.dotted = dotted
-    settle_own_threads()  # before torch: the peer gets the same threads as ours
+    settle_own_threads(alone=True)  # before torch; a loop by itself has all cores
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     steps = train(load_run(arguments), arguments.steps, arguments.dtype)
     print(json.dumps({"dtype": arguments.dtype, "steps": [asdict(step) for step in steps]}))
