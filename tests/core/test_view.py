@@ -109,10 +109,10 @@ def test_events_of_scores_and_failed_installs() -> None:
     ]
 
 
-def test_without_a_terminal_there_is_a_line_a_step_and_one_every_5_s() -> None:
+def test_without_a_terminal_there_is_a_line_a_step_and_one_every_15_s() -> None:
     now, out = [0.0], io.StringIO()
     with Display("small", out, clock=lambda: now[0]) as display:
-        for at_s, step in ((0, 3), (1, 3), (2, 4), (3, 4), (8, 4)):
+        for at_s, step in ((0, 3), (1, 3), (2, 4), (16, 4), (17, 4)):
             now[0] = float(at_s)
             display.show(status(step=step))
         display.note("draining")

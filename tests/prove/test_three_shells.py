@@ -1,4 +1,4 @@
-"""The quickstart as three shells: two samplers join later, every service is killed with -9 once, and it learns the same.
+"""The quickstart as three shells: samplers join later, each service is killed with -9 once, and it learns the same.
 
 Minutes long, so not part of `make test`: `make prove`. Prints what it saw as JSON, last.
 """
