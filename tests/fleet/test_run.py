@@ -17,21 +17,14 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.shells import free_ports
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
 STEPS = 6
 ENDLESS = "--learner.steps=100000"
 
 pytestmark = pytest.mark.end_to_end
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 class Place:

@@ -8,11 +8,11 @@ import logging
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forebay.config.entry_point import entry_point
 from forebay.config.models import ModelSection
 from forebay.errors import UsageError
 
@@ -105,19 +105,10 @@ def _locked(lock: Path) -> Iterator[None]:
 
 
 def _maker(make: str) -> Callable[[Path, int], object]:
-    module_name, _, function_name = make.partition(":")
+    _, _, function_name = make.partition(":")
     if not function_name:
         raise UsageError(f'model.make is "{make}"; expected module:function')
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the `forebay` command does not have the working folder, `python -m` does
-    try:
-        maker = getattr(importlib.import_module(module_name), function_name)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f'model.make is "{make}": no module named {error.name} (looked in {os.getcwd()} too)'
-        ) from error
-    except AttributeError as error:
-        raise UsageError(f'model.make is "{make}": {module_name} has no {function_name}') from error
+    maker = entry_point("model.make", make)
     if not callable(maker):
         raise UsageError(f'model.make is "{make}": {function_name} is not a function')
     made: Callable[[Path, int], object] = maker

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forebay.config.entry_point import entry_point
 from forebay.config.models import TaskSection
 from forebay.errors import UsageError
 from forebay.sampler.tasks.gym import GymTask
@@ -55,20 +53,11 @@ def build_task(section: TaskSection, seed: int) -> Task:
         return GymTask(rest, section, seed)
     if kind == "jsonl":
         return JsonlTask(rest, section, seed)
-    return _from_factory(kind, rest, section, seed)
+    return _from_factory(section, seed)
 
 
-def _from_factory(module_name: str, factory_name: str, section: TaskSection, seed: int) -> Task:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the `forebay` command does not have the working folder, `python -m` does
-    try:
-        factory = getattr(importlib.import_module(module_name), factory_name)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f'task.name is "{section.name}": no module named {error.name} (looked in {os.getcwd()} too)'
-        ) from error
-    except AttributeError as error:
-        raise UsageError(f'task.name is "{section.name}": {module_name} has no {factory_name}') from error
+def _from_factory(section: TaskSection, seed: int) -> Task:
+    factory = entry_point("task.name", section.name)
     task = factory(section, seed)
     if not isinstance(task, Task):
         raise UsageError(f'task.name is "{section.name}": what it returns lacks train, heldout or score')
