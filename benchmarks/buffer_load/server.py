@@ -1,0 +1,145 @@
+"""The buffer under load: a real `forebay buffer run.toml` process, what it takes of the machine, and its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.buffer_load.commands import ROOT
+from forebay.buffer.client import BlockingClient
+from forebay.config.toml_text import toml_text
+from forebay.wire.v1 import control_pb2, experience_pb2
+
+START_TIMEOUT_S = 120.0
+MEMBER_TIMEOUT_S = 3600.0  #: load processes send no heartbeats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """What of a run file matters here. Staleness has no bound: every group of every step may be started at once."""
+
+    group_size: int
+    groups_per_step: int
+    steps: int
+
+
+class Server:
+    """One buffer in its own process, over a folder that outlives it."""
+
+    def __init__(self, folder: Path, shape: RunShape) -> None:
+        self.address = _free_address()
+        self.run_file = folder / "run.toml"
+        self.journal = folder / "run" / "buffer" / "journal"
+        self._log = folder / "server.log"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.run_file.write_text(_run_file(folder / "run", self.address, shape), encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> float:
+        """Start it; seconds from the start of the process until Status answers. Raises RuntimeError."""
+        words = [sys.executable, "-m", "forebay.cli.main", "buffer", str(self.run_file)]
+        with self._log.open("ab") as log:
+            began = time.monotonic()
+            self._process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
+        self._wait_for_listener(self._process, began + START_TIMEOUT_S)
+        self.status()
+        return time.monotonic() - began
+
+    def status(self) -> control_pb2.StatusResponse:
+        """What Status answers."""
+        with BlockingClient(self.address) as client:
+            return client.status()
+
+    def ledger(self) -> experience_pb2.LedgerResponse:
+        """What Ledger answers."""
+        with BlockingClient(self.address) as client:
+            return client.ledger()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM, and wait for the end."""
+        self._end(signal.SIGTERM)
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def cpu_s(self) -> float:
+        """Processor seconds that it has used since its start, all threads together."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_mb(self, field: str = "VmRSS") -> float:
+        """Resident memory now, or at its peak with `VmHWM`."""
+        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+
+    def _wait_for_listener(self, process: subprocess.Popen[bytes], deadline: float) -> None:
+        host, _, port = self.address.rpartition(":")
+        while True:
+            if process.poll() is not None:
+                raise RuntimeError(f"the buffer ended with {process.returncode}: {self._last_words()}")
+            try:
+                socket.create_connection((host, int(port)), timeout=1.0).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+
+    def _last_words(self) -> str:
+        return " | ".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(how)
+            self._process.wait()
+
+
+@contextmanager
+def serving(folder: Path, shape: RunShape) -> Iterator[Server]:
+    """A fresh buffer for the time of the body; then it is killed and its folder removed."""
+    server = Server(folder, shape)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(folder)
+
+
+def _run_file(home: Path, address: str, shape: RunShape) -> str:
+    return toml_text(
+        {
+            "run": {"name": "bench", "folder": str(home)},
+            "model": {"path": "none"},
+            "task": {"name": "none", "heldout_prompts": 0},
+            "buffer": {"listen": address, "http": _free_address(), "member_timeout_s": MEMBER_TIMEOUT_S},
+            "learner": {
+                "group_size": shape.group_size,
+                "groups_per_step": shape.groups_per_step,
+                "steps": shape.steps,
+                "max_staleness": shape.steps,
+            },
+        }
+    )
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
