@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run
 from forebay.cli.threads import settle_own_threads
-from forebay.errors import UsageError
+from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
     from forebay.config.models import RunFile
@@ -25,7 +25,7 @@ def add(subparsers: Subparsers) -> None:
     buffer = add_command(
         subparsers,
         "buffer",
-        lambda arguments: serve("buffer", arguments),
+        lambda arguments: verify(arguments) if arguments.verify else serve("buffer", arguments),
         summary="the reservoir: takes in groups, leases batches, keeps weights",
         example="forebay buffer run.toml --buffer.listen 0.0.0.0:7070 --security.insecure true",
     )
@@ -45,6 +45,11 @@ def add(subparsers: Subparsers) -> None:
     )
     for parser in (buffer, learner, sampler):
         add_run_files(parser)
+    buffer.add_argument(
+        "--verify",
+        action="store_true",
+        help="serve nothing: check the journal and weights of run.toml, or of a run folder; exit code 1 if damaged",
+    )
     _add_shorthands(sampler)
 
 
@@ -66,6 +71,20 @@ def serve(role: str, arguments: argparse.Namespace) -> int:
     # Last: importing a service may take many seconds, and mistakes should be told at once.
     entry: Callable[[RunFile], int] = importlib.import_module(f"forebay.{role}.service").serve
     return entry(run)
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Check a run's buffer folder, beside its buffer or without; 0 when it is whole. Raises UsageError."""
+    from forebay.buffer.verify import Verification
+
+    given = arguments.run_files[0]
+    home = given if given.is_dir() else load_run(arguments).run.home
+    verification = Verification(home, print)
+    if verification.run():
+        print(f"{home}: whole")
+        return EXIT_DONE
+    print(f"{home}: DAMAGED, {len(verification.problems)} found")
+    return EXIT_FAILED
 
 
 def require(extra: str, modules: tuple[str, ...]) -> None:

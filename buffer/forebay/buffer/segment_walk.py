@@ -1,0 +1,141 @@
+"""One segment file after the other, record by record, for readers that must say exactly what is damaged.
+
+`records.Scan` folds a journal and stops at the first damage; this goes on behind it. Changes nothing on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.buffer.errors import JournalDamaged
+from forebay.buffer.records import RECORD_HEADER, SEGMENT_HEADER, parse_record, parse_segment_header
+from forebay.wire.v1 import journal_pb2
+
+_RECORD_MAGIC = b"FBR1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walked:
+    """One whole record: `offset` of its header and `end` behind its payload, in bytes of the segment file.
+
+    `intact` is False when the payload was released; `payload` then holds zeros.
+    """
+
+    lsn: int
+    offset: int
+    end: int
+    event: bytes
+    payload: bytes
+    intact: bool
+    durable_lsn: int  #: what had been synced when this was written
+
+    def parsed(self) -> journal_pb2.Event:
+        """The event as a message."""
+        return journal_pb2.Event.FromString(self.event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Where the record `lsn` should be and is not. `next_offset` and `next_lsn`: the next whole record, if any.
+
+    `acknowledged`: a later record vouches for this one, so it is no crash's torn tail.
+    """
+
+    lsn: int
+    offset: int
+    next_offset: int | None
+    next_lsn: int | None
+    acknowledged: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A whole record without its bodies."""
+
+    offset: int
+    lsn: int
+    durable_lsn: int
+
+
+def segment_files(folder: Path) -> list[Path]:
+    """The segments of a journal folder, in order of their numbers."""
+    return sorted(folder.glob("*.journal"), key=lambda path: int(path.stem))
+
+
+def walk(data: bytes, salt: bytes, first_lsn: int) -> Iterator[Walked | Gap]:
+    """Every record of a segment's bytes, and what lies between whole ones. A gap without `next_lsn` is the last."""
+    offset, lsn = SEGMENT_HEADER.size, first_lsn
+    while offset < len(data):
+        item = _record_at(data, offset, salt, lsn) or _gap_at(data, offset, salt, lsn)
+        yield item
+        if isinstance(item, Walked):
+            offset, lsn = item.end, lsn + 1
+        elif item.next_offset is None or item.next_lsn is None:
+            return
+        else:
+            offset, lsn = item.next_offset, item.next_lsn
+
+
+def read_records(folder: Path) -> Iterator[Walked]:
+    """Every whole record of an undamaged journal, one segment in memory at a time; a torn tail ends it.
+
+    Raises JournalDamaged.
+    """
+    files, expected = segment_files(folder), None
+    for path in files:
+        last, data = path == files[-1], path.read_bytes()
+        head = parse_segment_header(data)
+        if head is None and last and len(data) <= SEGMENT_HEADER.size:
+            return
+        if head is None or expected not in (None, head[0]):
+            raise _damaged(path, 0)
+        expected = head[0]
+        for item in walk(data, head[1], head[0]):
+            if isinstance(item, Gap):
+                if item.acknowledged or not last:
+                    raise _damaged(path, item.offset)
+                return
+            yield item
+            expected = item.lsn + 1
+
+
+def _damaged(path: Path, offset: int) -> JournalDamaged:
+    return JournalDamaged(f"{path}: damaged at offset {offset}; `forebay buffer RUN --verify` says what is lost")
+
+
+def _record_at(data: bytes, offset: int, salt: bytes, lsn: int | None = None) -> Walked | None:
+    record = parse_record(data, offset, salt)
+    if record is None or lsn not in (None, record.lsn):
+        return None
+    return Walked(
+        lsn=record.lsn,
+        offset=offset,
+        end=offset + RECORD_HEADER.size + len(record.event) + len(record.payload),
+        event=record.event,
+        payload=record.payload,
+        intact=record.intact,
+        durable_lsn=record.durable_lsn,
+    )
+
+
+def _gap_at(data: bytes, offset: int, salt: bytes, lsn: int) -> Gap:
+    later = [record for record in _records_from(data, offset, salt) if record.lsn > lsn]
+    return Gap(
+        lsn=lsn,
+        offset=offset,
+        next_offset=later[0].offset if later else None,
+        next_lsn=later[0].lsn if later else None,
+        acknowledged=any(record.durable_lsn >= lsn for record in later),
+    )
+
+
+def _records_from(data: bytes, offset: int, salt: bytes) -> Iterator[_Place]:
+    """Every whole record from `offset` on, wherever it lies."""
+    at = data.find(_RECORD_MAGIC, offset)
+    while at >= 0:
+        record = _record_at(data, at, salt)
+        if record is not None:
+            yield _Place(offset=at, lsn=record.lsn, durable_lsn=record.durable_lsn)
+        at = data.find(_RECORD_MAGIC, record.end if record is not None else at + 1)

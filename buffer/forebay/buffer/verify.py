@@ -1,0 +1,190 @@
+"""Check a run's buffer folder from the bytes up, beside a running buffer or without one; changes nothing.
+
+Segment files record by record, the fold of the state, the conservation law, the payloads that may still be leased
+against their frames' checksums, and the weight store's chunks against their digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forebay.buffer.conservation import imbalances, ledger_response
+from forebay.buffer.errors import JournalDamaged
+from forebay.buffer.ledger import State
+from forebay.buffer.records import SEGMENT_HEADER, parse_segment_header
+from forebay.buffer.reservoir import recover
+from forebay.buffer.segment_walk import Walked, segment_files, walk
+from forebay.buffer.weight_check import check_weights
+from forebay.errors import UsageError
+from forebay.wire.frame_header import checksum
+
+RESTORE = "restore this file from a copy; without one, start a new run from the learner's last checkpoint"
+
+
+@dataclass(slots=True)
+class _Journal:
+    """What the segments hold.
+
+    `mismatched`: LSN to place of frames whose payload is not what their header says. `gap`: file, offset and LSN from
+    which on records are missing, until the next segment says where they go on.
+    """
+
+    next_lsn: int | None = None
+    payloads: int = 0
+    released: int = 0
+    mismatched: dict[int, str] = field(default_factory=dict)
+    torn: str = ""
+    gap: tuple[Path, int, int] | None = None
+
+
+class Verification:
+    """One check of one folder: `run` it, then `problems` has what is wrong, each with file, place and remedy."""
+
+    def __init__(self, home: Path, tell: Callable[[str], None]) -> None:
+        """`home` is the run folder; `tell` gets one line a segment and one for each other thing checked."""
+        self._folder, self._tell = home / "buffer", tell
+        self._journal = _Journal()
+        self.problems: list[str] = []
+
+    def run(self) -> bool:
+        """Check everything; whether all is whole. Raises UsageError when there is no journal."""
+        files = segment_files(self._folder / "journal")
+        if not files:
+            raise UsageError(f"{self._folder / 'journal'}: no journal here; expected the folder of a run")
+        self._numbers(files)
+        for path in files:
+            self._segment(path, last=path == files[-1])
+        self._close_gap(None)
+        if self._journal.torn:
+            self._tell(self._journal.torn)
+        state = self._fold()
+        self._weights(state)
+        return not self.problems
+
+    # --- segments
+
+    def _numbers(self, files: list[Path]) -> None:
+        present = {int(path.stem) for path in files}
+        for number in sorted(set(range(min(present), max(present))) - present):
+            self._problem(f"{files[0].parent}: segment {number:08d} is missing: put it back, or {RESTORE}")
+
+    def _segment(self, path: Path, *, last: bool) -> None:
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return self._tell(f"{path.name}: removed by the running buffer meanwhile")
+        head = parse_segment_header(data)
+        if head is None:
+            return self._headless(path, data, last=last)
+        first_lsn, salt = head
+        if self._journal.gap is not None:
+            self._close_gap(first_lsn)
+        elif self._journal.next_lsn not in (None, first_lsn):
+            self._problem(f"{path}: begins with LSN {first_lsn}, expected {self._journal.next_lsn}: {RESTORE}")
+        self._records(path, data, salt, first_lsn, last=last)
+        return None
+
+    def _headless(self, path: Path, data: bytes, *, last: bool) -> None:
+        if last and len(data) <= SEGMENT_HEADER.size:
+            self._torn(path, 0, len(data))
+        elif self._journal.gap is None:
+            self._journal.gap = (path, 0, self._journal.next_lsn or 1)
+
+    def _records(self, path: Path, data: bytes, salt: bytes, first_lsn: int, *, last: bool) -> None:
+        count, before, lsn = 0, len(self.problems), first_lsn
+        payloads, released = self._journal.payloads, self._journal.released
+        for item in walk(data, salt, first_lsn):
+            if isinstance(item, Walked):
+                count, lsn = count + 1, item.lsn + 1
+                self._count_payload(path, item)
+            elif last and not item.acknowledged:
+                self._torn(path, item.offset, len(data) - item.offset)
+                break
+            elif item.next_lsn is None:
+                self._journal.gap = (path, item.offset, item.lsn)
+            else:
+                self._lost(path, item.offset, item.lsn, item.next_lsn)
+        self._journal.next_lsn = lsn
+        damaged = len(self.problems) > before or self._journal.gap is not None
+        self._tell(
+            f"{path.name}: LSN {first_lsn} to {lsn - 1}, {count} records, {len(data)} bytes; payloads: "
+            f"{self._journal.payloads - payloads} whole, {self._journal.released - released} released; "
+            f"{'DAMAGED' if damaged else 'whole'}"
+        )
+
+    def _close_gap(self, next_lsn: int | None) -> None:
+        """The records that were missing go on with `next_lsn`, or never."""
+        if self._journal.gap is not None:
+            path, offset, first = self._journal.gap
+            self._journal.gap = None
+            self._lost(path, offset, first, next_lsn)
+
+    def _count_payload(self, path: Path, record: Walked) -> None:
+        if not record.intact:
+            self._journal.released += 1
+        elif record.payload:
+            self._journal.payloads += 1
+            header = record.parsed().appended.header
+            if header.payload_xxh3 != checksum(record.payload):
+                self._journal.mismatched[record.lsn] = f"{path}: the payload of LSN {record.lsn} at {record.offset}"
+
+    # --- what the records add up to
+
+    def _fold(self) -> State | None:
+        if self.problems:
+            self._tell("state: not folded, because records are lost")
+            return None
+        try:
+            state, _, _ = recover(self._folder / "journal", repair=False)
+        except (JournalDamaged, KeyError, ValueError) as error:
+            self._problem(f"{error}" if isinstance(error, JournalDamaged) else f"the records do not add up: {error!r}")
+            return None
+        self._tell(
+            f"state: step {state.committed} committed, checkpoint {state.checkpoint}, final {state.final}; "
+            f"{len(state.buffered)} groups buffered, {len(state.leased)} leased, in {len(state.frames)} live frames"
+        )
+        for lsn in sorted(self._journal.mismatched.keys() & state.frames.keys()):
+            self._problem(f"{self._journal.mismatched[lsn]} differs from its frame's checksum: {RESTORE}")
+        self._conserved(state)
+        return state
+
+    def _conserved(self, state: State) -> None:
+        wrong = imbalances(ledger_response(state))
+        for line in wrong:
+            self._problem(
+                f"conservation: {line}: groups were lost or counted twice, a bug: report it with this journal"
+            )
+        if not wrong:
+            self._tell("conservation: produced = trained + buffered + leased + dropped")
+
+    def _weights(self, state: State | None) -> None:
+        newest = state.newest if state is not None else None
+        digest = state.published[newest].digest if state is not None and newest is not None else b""
+        found = check_weights(self._folder / "weights", newest, digest)
+        self.problems.extend(found.problems)
+        for problem in found.problems:
+            self._tell(f"DAMAGED: {problem}")
+        state_of = "some are damaged" if found.problems else "all match their digests"
+        self._tell(f"weights: {found.versions} versions, {found.chunks} chunks, {found.bytes} bytes; {state_of}")
+
+    # --- saying
+
+    def _torn(self, path: Path, offset: int, size: int) -> None:
+        self._journal.torn = (
+            f"torn tail: {size} bytes at offset {offset} of {path.name} are half a record that was never acknowledged: "
+            "fine, the buffer cuts it off when it starts (or is writing it just now)"
+        )
+
+    def _lost(self, path: Path, offset: int, first: int, next_lsn: int | None) -> None:
+        if next_lsn == first:
+            return self._problem(
+                f"{path}: bytes that are no record at offset {offset}; nothing is lost: truncate -s {offset} {path}"
+            )
+        until = " and on" if next_lsn is None else f" to {next_lsn - 1}"
+        return self._problem(f"{path}: damaged at offset {offset}: LSN {first}{until} lost: {RESTORE}")
+
+    def _problem(self, text: str) -> None:
+        self.problems.append(text)
+        self._tell(f"DAMAGED: {text}")
