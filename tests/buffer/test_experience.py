@@ -91,7 +91,7 @@ async def raw_append(client: BufferClient, *frames: experience_pb2.Frame) -> lis
     await call.write(experience_pb2.AppendRequest(member=client.member))
     answers = []
     for frame in frames:
-        await call.write(experience_pb2.AppendRequest(frame=frame))
+        await call.write(experience_pb2.AppendRequest(frames=[frame]))
         answers.append(await call.read())
     call.cancel()
     return answers

@@ -178,9 +178,8 @@ class FailingDisk(UnsyncedDisk):
 
 def test_a_failed_sync_is_final(tmp_path: Path) -> None:
     failures: list[JournalFailed] = []
-    durable: list[int] = []
     disk = FailingDisk(failing_sync=3)
-    journal = Journal(tmp_path, FRESH, disk=disk, on_failure=failures.append, on_durable=durable.append)
+    journal = Journal(tmp_path, FRESH, disk=disk, on_failure=failures.append)
     journal.append(event(1))
     journal.flush()
     journal.append(event(2))
@@ -190,7 +189,7 @@ def test_a_failed_sync_is_final(tmp_path: Path) -> None:
         journal.append(event(3))
     journal.close()
     assert len(failures) == 1
-    assert durable == [1]
+    assert journal.durable_lsn == 1
     assert disk.syncs == 3
 
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import blake3
 import grpc.aio
@@ -31,13 +31,20 @@ A = TypeVar("A")
 PIECE_BYTES = 2 << 20
 _ANSWER_S = 30.0  #: an answer that takes longer than this beyond the long poll is asked for again
 _DAMAGED_TRIES = 3
+_ACK_LEVELS = {
+    "memory": experience_pb2.MEMORY,
+    "written": experience_pb2.WRITTEN,
+    "durable": experience_pb2.DURABLE,
+}
 _ROLES = {"sampler": common_pb2.ROLE_SAMPLER, "learner": common_pb2.ROLE_LEARNER}
 
 
 class BufferClient:
     """Calls to one buffer. Every call is tried again for as long as the buffer cannot be reached.
 
-    `on_trouble` gets a line now and then while it cannot, and one when it is back; by default they are logged.
+    `ack` says how safe a frame must be before `append` returns: in the buffer's memory, written to its operating
+    system, or durable on its disk. `on_trouble` gets a line now and then while the buffer cannot be reached, and one
+    when it is back; by default they are logged.
     All calls raise Refused (or one of its kin) when the buffer forbids what was asked.
     """
 
@@ -48,12 +55,13 @@ class BufferClient:
         clock: Callable[[], float] = time.monotonic,
         on_trouble: Callable[[str], None] | None = None,
         max_outbox_bytes: int = 64 << 20,
+        ack: Literal["memory", "written", "durable"] = "durable",
     ) -> None:
         self._link = Link(address, clock=clock, on_trouble=on_trouble)
         self._experience: Any = experience_pb2_grpc.ExperienceStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._weights: Any = weights_pb2_grpc.WeightsStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._control: Any = control_pb2_grpc.ControlStub(self._link.channel)  # type: ignore[no-untyped-call]
-        self._max_outbox_bytes = max_outbox_bytes
+        self._max_outbox_bytes, self._ack = max_outbox_bytes, _ACK_LEVELS[ack]
         self._member = common_pb2.Member()
         self._outbox: Outbox | None = None
         self._admit_request = 1
@@ -86,7 +94,9 @@ class BufferClient:
         self._member = answer.member
         if self._outbox is not None:
             await self._outbox.close()
-        self._outbox = Outbox(self._link, self._experience, self._member, max_bytes=self._max_outbox_bytes)
+        self._outbox = Outbox(
+            self._link, self._experience, self._member, max_bytes=self._max_outbox_bytes, level=self._ack
+        )
         self._admit_request = 1
         return Membership(
             member=answer.member,
@@ -256,13 +266,10 @@ class BufferClient:
     async def _read_lease(self, request: experience_pb2.LeaseRequest) -> Lease | Waiting:
         batch, frames, cause = experience_pb2.Batch(), list[experience_pb2.Frame](), ""
         async for part in self._experience.Lease(request):
-            match part.WhichOneof("part"):
-                case "batch":
-                    batch = part.batch
-                case "frame":
-                    frames.append(part.frame)
-                case "waiting_for":
-                    cause = part.waiting_for
+            if part.HasField("batch"):
+                batch = part.batch
+            frames.extend(part.frames)
+            cause = part.waiting_for
         if cause:
             return Waiting(cause=cause)
         return Lease(step=batch.step, attempt=batch.attempt, group_ids=tuple(batch.group_ids), frames=tuple(frames))

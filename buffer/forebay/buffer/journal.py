@@ -33,6 +33,9 @@ from forebay.wire.v1 import journal_pb2
 
 SEGMENT_BYTES = 256 << 20
 _RECORDS_A_WRITE = 256
+#: What one sync covers at most: beyond it a longer group commit saves nothing and keeps acknowledgements back.
+#: There is no timer: while a sync runs, the next group gathers.
+GROUP_COMMIT_BYTES = 8 << 20
 T = TypeVar("T")
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -46,14 +49,14 @@ class _Pending:
 
 
 class Journal:
-    """Appends from one thread, reads from any. `on_durable(lsn)` and `on_failure(error)` run on the writer thread."""
+    """Appends from one thread, reads from any. `on_progress()` and `on_failure(error)` run on the writer thread."""
 
     def __init__(
         self,
         folder: Path,
         tail: Tail,
         *,
-        on_durable: Callable[[int], None] = lambda lsn: None,
+        on_progress: Callable[[], None] = lambda: None,
         on_failure: Callable[[JournalFailed], None] = lambda error: None,
         disk: Disk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
@@ -61,7 +64,7 @@ class Journal:
     ) -> None:
         self._folder = folder
         self._disk = disk or Disk()
-        self._on_durable, self._on_failure = on_durable, on_failure
+        self._on_progress, self._on_failure = on_progress, on_failure
         self._segment_bytes, self._room_retry_s = segment_bytes, room_retry_s
         self._next_segment, self._next_offset, self._next_lsn = tail.segment, tail.offset, tail.lsn
         self._pending: list[_Pending] = []
@@ -72,7 +75,7 @@ class Journal:
         self._readers_lock = threading.Lock()
         self._failure: JournalFailed | None = None
         self.pending_bytes = 0
-        self.durable_lsn = tail.lsn - 1
+        self.written_lsn = self.durable_lsn = tail.lsn - 1
         self.full = False
         self.disk_bytes = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -175,12 +178,15 @@ class Journal:
     def _take(self) -> list[_Pending]:
         with self._wake:
             self._wake.wait_for(lambda: self._pending or self._closing)
-            batch, self._pending = self._pending, []
+            count = _fitting(self._pending)
+            batch, self._pending = self._pending[:count], self._pending[count:]
         return batch
 
     def _write(self, batch: list[_Pending]) -> None:
         for start in range(0, len(batch), _RECORDS_A_WRITE):
             self._write_run(batch[start : start + _RECORDS_A_WRITE])
+        self.written_lsn = batch[-1].position.lsn
+        self._on_progress()
         self._disk.sync(self._fd)
         self._report(batch)
 
@@ -238,7 +244,7 @@ class Journal:
             self.durable_lsn = batch[-1].position.lsn
             self.pending_bytes -= sum(len(item.event) + len(item.payload) for item in batch)
             self._wake.notify_all()
-        self._on_durable(self.durable_lsn)
+        self._on_progress()
 
     def _count(self, disk_bytes: int) -> None:
         with self._wake:
@@ -260,3 +266,13 @@ class Journal:
                     raise JournalDamaged(f"{segment_path(self._folder, segment)}: the header at offset 0 is damaged")
                 self._readers[segment] = (fd, head[1])
             return self._readers[segment]
+
+
+def _fitting(pending: list[_Pending]) -> int:
+    """How many of the records go into one group commit; one at least, when there is any."""
+    size = 0
+    for count, item in enumerate(pending):
+        size += len(item.event) + len(item.payload)
+        if size > GROUP_COMMIT_BYTES:
+            return count + 1
+    return len(pending)

@@ -16,7 +16,7 @@ from forebay.wire.v1 import common_pb2, control_pb2, experience_pb2, journal_pb2
 from forebay.wire.version import Version
 
 #: Answers remembered per producer, so that a resent frame is recognised; above any client's window.
-REMEMBERED_FRAMES = 256
+REMEMBERED_FRAMES = 1024
 
 #: (role, id); all learners share one, because there is one.
 MemberKey = tuple[int, str]

@@ -18,6 +18,7 @@ from forebay.buffer.evals import EvalDesk, final_missing
 from forebay.buffer.journal import SEGMENT_BYTES, Journal
 from forebay.buffer.ledger import MemberKey, MemberRecord, State, member_key
 from forebay.buffer.members import Members
+from forebay.buffer.progress import Progress
 from forebay.buffer.records import Position, Scan, Tail
 from forebay.buffer.rules import Rules
 from forebay.buffer.signals import Signal
@@ -25,7 +26,7 @@ from forebay.buffer.weight_store import WeightStore
 from forebay.config.identity import differences, run_json
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
-from forebay.wire.v1 import common_pb2, journal_pb2
+from forebay.wire.v1 import common_pb2, experience_pb2, journal_pb2
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,9 @@ class Reservoir:
         self.lease_waits: tuple[int, str, float] | None = None  #: step, cause, since
         self.failure: asyncio.Future[JournalFailed] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
-        self._durable = Signal()
+        self.streams = 0  #: append streams that are open
         self.journal = journal(self)
+        self.progress = Progress(self.journal)
         for key, record in state.members.items():
             if not record.left:
                 self.members.joined(key, record.incarnation)
@@ -77,13 +79,9 @@ class Reservoir:
         self._release()
         return position
 
-    async def durable(self, lsn: int | None = None) -> None:
-        """Return when everything up to `lsn`, or so far, is on the disk. Raises JournalFailed if it never will be."""
-        wanted = self.journal.last_lsn if lsn is None else lsn
-        while self.journal.durable_lsn < wanted:
-            if self.failure.done():
-                raise self.failure.result()
-            await self._durable.wait(30.0)
+    async def durable(self) -> None:
+        """Return when everything so far is on the disk. Raises JournalFailed if it never will be."""
+        await self.progress.wait(self.journal.last_lsn, experience_pb2.DURABLE)
 
     def changed(self) -> None:
         """Wake all who wait for permits, groups or versions."""
@@ -132,15 +130,20 @@ class Reservoir:
             return "the buffer's disk is full"
         if self.disk_bytes > limit:
             return f"[buffer] disk_gb = {self.run.buffer.disk_gb:g} is reached"
-        if self.journal.pending_bytes > self.run.buffer.memory_mb << 20:
+        if not self.memory_left_bytes:
             return f"[buffer] memory_mb = {self.run.buffer.memory_mb} is reached: the disk is slower than the samplers"
         return ""
 
+    @property
+    def memory_left_bytes(self) -> int:
+        """Room for frames that wait for the disk."""
+        return max(0, (self.run.buffer.memory_mb << 20) - self.journal.pending_bytes)
+
     # --- the journal's side
 
-    def on_durable(self, lsn: int) -> None:
-        """The journal's writer thread says how far the disk has got."""
-        self._on_loop(self._durable.notify)
+    def on_progress(self) -> None:
+        """The journal's writer thread has got further."""
+        self._on_loop(self.progress.advance)
 
     def on_failure(self, error: JournalFailed) -> None:
         """The journal's writer thread says that it is over."""
@@ -157,7 +160,7 @@ class Reservoir:
     def _fail(self, error: JournalFailed) -> None:
         if not self.failure.done():
             self.failure.set_result(error)
-        self._durable.notify()
+        self.progress.fail(error)
 
     def _release(self) -> None:
         released, self.state.released = self.state.released, []
@@ -215,7 +218,7 @@ def open_reservoir(
         return Journal(
             journal_folder,
             tail,
-            on_durable=reservoir.on_durable,
+            on_progress=reservoir.on_progress,
             on_failure=reservoir.on_failure,
             disk=disk,
             segment_bytes=segment_bytes,

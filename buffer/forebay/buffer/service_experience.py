@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from forebay.buffer.append_stream import AppendStream
 from forebay.buffer.calls import answering, streaming, wait_of
 from forebay.buffer.conservation import ledger_response
+from forebay.buffer.frame_reader import read_ahead
 from forebay.buffer.intake import Intake
 from forebay.buffer.ledger import Batch
 from forebay.buffer.outlet import Outlet
 from forebay.buffer.reservoir import Reservoir
-from forebay.wire.experience import FrameError, check_frame
-from forebay.wire.v1 import common_pb2, experience_pb2, experience_pb2_grpc
-
-#: Frames of one stream that may wait for the disk; the client's own window is no larger.
-_WINDOW = 64
-_INLINE_CHECK_BYTES = 256 << 10
-
-
-#: An answer, and the LSN that must be durable before it may be given.
-_Taken = tuple[experience_pb2.AppendResponse, int]
+from forebay.wire.v1 import experience_pb2, experience_pb2_grpc
 
 
 class ExperienceService(experience_pb2_grpc.ExperienceServicer):
@@ -44,18 +36,9 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
     async def Append(
         self, requests: AsyncIterator[experience_pb2.AppendRequest], context: Any
     ) -> AsyncIterator[experience_pb2.AppendResponse]:
-        """Take frames as they come; answer each, in order, once the journal holds it."""
-        taken: asyncio.Queue[_Taken | Exception | None] = asyncio.Queue(_WINDOW)
-        reader = asyncio.create_task(self._take_all(requests, taken))
-        try:
-            while (item := await taken.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                answer, lsn = item
-                await self._reservoir.durable(lsn)
-                yield answer
-        finally:
-            reader.cancel()
+        """Take frames as they come; answer, in order, once they are as safe as the stream asked for."""
+        async for answer in AppendStream(self._reservoir, self._intake).answers(requests):
+            yield answer
 
     @answering
     async def Refund(self, request: experience_pb2.RefundRequest, context: Any) -> experience_pb2.RefundResponse:
@@ -97,23 +80,6 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
         """The conservation law."""
         return ledger_response(self._reservoir.state)
 
-    async def _take_all(
-        self,
-        requests: AsyncIterator[experience_pb2.AppendRequest],
-        taken: asyncio.Queue[_Taken | Exception | None],
-    ) -> None:
-        member = common_pb2.Member()
-        try:
-            async for request in requests:
-                member = request.member if request.HasField("member") else member
-                if request.HasField("frame"):
-                    damage = await _damage(request.frame)
-                    answer = self._intake.append(member, request.frame, damage)
-                    await taken.put((answer, self._reservoir.journal.last_lsn))
-            await taken.put(None)
-        except Exception as error:
-            await taken.put(error)
-
     async def _parts(self, step: int, batch: Batch) -> AsyncIterator[experience_pb2.LeaseResponse]:
         state = self._reservoir.state
         # In order of arrival: of a group that was produced twice, the reader then meets the accepted copy first.
@@ -124,20 +90,5 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
                 step=step, attempt=batch.attempt, group_ids=batch.group_ids, frames=len(positions)
             )
         )
-        for position in positions:
-            event, payload = await asyncio.to_thread(self._reservoir.journal.read, position)
-            yield experience_pb2.LeaseResponse(
-                frame=experience_pb2.Frame(header=event.appended.header, payload=payload)
-            )
-
-
-async def _damage(frame: experience_pb2.Frame) -> str:
-    """What is wrong with a frame; empty when nothing is."""
-    try:
-        if len(frame.payload) > _INLINE_CHECK_BYTES:
-            await asyncio.to_thread(check_frame, frame)
-        else:
-            check_frame(frame)
-    except FrameError as error:
-        return str(error) or type(error).__name__
-    return ""
+        async for part in read_ahead(self._reservoir.journal, positions):
+            yield part

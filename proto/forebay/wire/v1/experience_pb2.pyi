@@ -20,6 +20,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _AckLevel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AckLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AckLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ACK_LEVEL_UNSPECIFIED: _AckLevel.ValueType  # 0
+    """DURABLE"""
+    MEMORY: _AckLevel.ValueType  # 1
+    """the buffer process has it"""
+    WRITTEN: _AckLevel.ValueType  # 2
+    """the operating system has it: survives a crash of the buffer"""
+    DURABLE: _AckLevel.ValueType  # 3
+    """the disk has it: survives a crash of the machine"""
+
+class AckLevel(_AckLevel, metaclass=_AckLevelEnumTypeWrapper):
+    """How safe a frame must be before it is acknowledged."""
+
+ACK_LEVEL_UNSPECIFIED: AckLevel.ValueType  # 0
+"""DURABLE"""
+MEMORY: AckLevel.ValueType  # 1
+"""the buffer process has it"""
+WRITTEN: AckLevel.ValueType  # 2
+"""the operating system has it: survives a crash of the buffer"""
+DURABLE: AckLevel.ValueType  # 3
+"""the disk has it: survives a crash of the machine"""
+Global___AckLevel: _TypeAlias = AckLevel  # noqa: Y015
+
 @_typing.final
 class AdmitRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -205,6 +233,7 @@ class GroupHeader(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
     OLDEST_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     attempt: _builtins.int
     members: _builtins.int
@@ -212,6 +241,8 @@ class GroupHeader(_message.Message):
     """of the prompt, once"""
     generated_tokens: _builtins.int
     """sum over members"""
+    priority: _builtins.float
+    """what the priority selector goes by; not in the payload"""
     @_builtins.property
     def oldest(self) -> _common_pb2.Version:
         """version of the oldest generated token"""
@@ -228,10 +259,11 @@ class GroupHeader(_message.Message):
         generated_tokens: _builtins.int = ...,
         oldest: _common_pb2.Version | None = ...,
         newest: _common_pb2.Version | None = ...,
+        priority: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest", "oldest", b"oldest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generated_tokens", b"generated_tokens", "group_id", b"group_id", "members", b"members", "newest", b"newest", "oldest", b"oldest", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generated_tokens", b"generated_tokens", "group_id", b"group_id", "members", b"members", "newest", b"newest", "oldest", b"oldest", "priority", b"priority", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -265,22 +297,28 @@ class AppendRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMBER_FIELD_NUMBER: _builtins.int
-    FRAME_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    level: Global___AckLevel.ValueType
+    """in the first message of a stream"""
     @_builtins.property
     def member(self) -> _common_pb2.Member:
         """in the first message of a stream"""
 
     @_builtins.property
-    def frame(self) -> Global___Frame: ...
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___Frame]:
+        """small ones travel together"""
+
     def __init__(
         self,
         *,
         member: _common_pb2.Member | None = ...,
-        frame: Global___Frame | None = ...,
+        frames: _abc.Iterable[Global___Frame] | None = ...,
+        level: Global___AckLevel.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "level", b"level", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,8 +336,9 @@ class AppendResponse(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         OUTCOME_UNSPECIFIED: AppendResponse._Outcome.ValueType  # 0
         STORED: AppendResponse._Outcome.ValueType  # 1
+        """with every frame of this stream before it that was not answered yet"""
         DUPLICATE: AppendResponse._Outcome.ValueType  # 2
-        """sent before and stored then"""
+        """the same, but it was sent before and stored then"""
         OUT_OF_SEQUENCE: AppendResponse._Outcome.ValueType  # 3
         """resend from expected_sequence"""
         REFUSED: AppendResponse._Outcome.ValueType  # 4
@@ -310,8 +349,9 @@ class AppendResponse(_message.Message):
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
     OUTCOME_UNSPECIFIED: AppendResponse.Outcome.ValueType  # 0
     STORED: AppendResponse.Outcome.ValueType  # 1
+    """with every frame of this stream before it that was not answered yet"""
     DUPLICATE: AppendResponse.Outcome.ValueType  # 2
-    """sent before and stored then"""
+    """the same, but it was sent before and stored then"""
     OUT_OF_SEQUENCE: AppendResponse.Outcome.ValueType  # 3
     """resend from expected_sequence"""
     REFUSED: AppendResponse.Outcome.ValueType  # 4
@@ -324,11 +364,20 @@ class AppendResponse(_message.Message):
     EXPECTED_SEQUENCE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_S_FIELD_NUMBER: _builtins.int
+    LSN_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    CREDIT_BYTES_FIELD_NUMBER: _builtins.int
     outcome: Global___AppendResponse.Outcome.ValueType
     sequence: _builtins.int
     expected_sequence: _builtins.int
     detail: _builtins.str
     retry_after_s: _builtins.float
+    lsn: _builtins.int
+    """where the journal holds it"""
+    level: Global___AckLevel.ValueType
+    """how safe it is"""
+    credit_bytes: _builtins.int
+    """how much this stream may have unanswered from now on"""
     def __init__(
         self,
         *,
@@ -337,10 +386,13 @@ class AppendResponse(_message.Message):
         expected_sequence: _builtins.int = ...,
         detail: _builtins.str = ...,
         retry_after_s: _builtins.float = ...,
+        lsn: _builtins.int = ...,
+        level: Global___AckLevel.ValueType = ...,
+        credit_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "expected_sequence", b"expected_sequence", "outcome", b"outcome", "retry_after_s", b"retry_after_s", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit_bytes", b"credit_bytes", "detail", b"detail", "expected_sequence", b"expected_sequence", "level", b"level", "lsn", b"lsn", "outcome", b"outcome", "retry_after_s", b"retry_after_s", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -378,12 +430,20 @@ class Refund(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     AGAIN_FIELD_NUMBER: _builtins.int
+    TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     attempt: _builtins.int
     reason: _builtins.str
     """"generation_failed" | "reward_failed" | "drained" ..."""
     again: _builtins.bool
     """true: grant the same group again (drain); false: dropped for good"""
+    trajectories: _builtins.int
+    """Of a group that was produced and then filtered out; zero when it never was."""
+    tokens: _builtins.int
+    @_builtins.property
+    def oldest(self) -> _common_pb2.Version: ...
     def __init__(
         self,
         *,
@@ -391,10 +451,13 @@ class Refund(_message.Message):
         attempt: _builtins.int = ...,
         reason: _builtins.str = ...,
         again: _builtins.bool = ...,
+        trajectories: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        oldest: _common_pb2.Version | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest", b"oldest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "attempt", b"attempt", "group_id", b"group_id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "attempt", b"attempt", "group_id", b"group_id", "oldest", b"oldest", "reason", b"reason", "tokens", b"tokens", "trajectories", b"trajectories"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -447,28 +510,32 @@ class LeaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BATCH_FIELD_NUMBER: _builtins.int
-    FRAME_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     waiting_for: _builtins.str
     """no batch within wait_s, and why"""
+    ended: _builtins.str
+    """no batch will ever come, and why"""
     @_builtins.property
-    def batch(self) -> Global___Batch: ...
+    def batch(self) -> Global___Batch:
+        """in the first message, when there is a batch"""
+
     @_builtins.property
-    def frame(self) -> Global___Frame: ...
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___Frame]: ...
     def __init__(
         self,
         *,
         batch: Global___Batch | None = ...,
-        frame: Global___Frame | None = ...,
+        frames: _abc.Iterable[Global___Frame] | None = ...,
         waiting_for: _builtins.str = ...,
+        ended: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "frame", b"frame", "part", b"part", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "frame", b"frame", "part", b"part", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "ended", b"ended", "frames", b"frames", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["batch", "frame", "waiting_for"]  # noqa: Y015
-    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaseResponse: _TypeAlias = LeaseResponse  # noqa: Y015
 
@@ -480,11 +547,14 @@ class Batch(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     GROUP_IDS_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     attempt: _builtins.int
     """grows each time the same batch is leased again"""
     frames: _builtins.int
-    """how many frame messages follow"""
+    """how many frames follow"""
+    deadline_s: _builtins.float
+    """commit within this many seconds, or lease again"""
     @_builtins.property
     def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """in training order"""
@@ -496,14 +566,63 @@ class Batch(_message.Message):
         attempt: _builtins.int = ...,
         group_ids: _abc.Iterable[_builtins.int] | None = ...,
         frames: _builtins.int = ...,
+        deadline_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "frames", b"frames", "group_ids", b"group_ids", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_s", b"deadline_s", "frames", b"frames", "group_ids", b"group_ids", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Batch: _TypeAlias = Batch  # noqa: Y015
+
+@_typing.final
+class RejectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    GROUP_IDS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    attempt: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def member(self) -> _common_pb2.Member: ...
+    @_builtins.property
+    def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        member: _common_pb2.Member | None = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        group_ids: _abc.Iterable[_builtins.int] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "group_ids", b"group_ids", "member", b"member", "reason", b"reason", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RejectRequest: _TypeAlias = RejectRequest  # noqa: Y015
+
+@_typing.final
+class RejectResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RejectResponse: _TypeAlias = RejectResponse  # noqa: Y015
 
 @_typing.final
 class CommitRequest(_message.Message):
@@ -513,11 +632,14 @@ class CommitRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     CHECKPOINT_STEP_FIELD_NUMBER: _builtins.int
     METRICS_JSON_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     checkpoint_step: _builtins.int
     """every step up to this one is final; 0: none"""
     metrics_json: _builtins.str
     """small summary for status: reward, loss, kl, staleness, seconds by cause"""
+    attempt: _builtins.int
+    """the lease that was trained; 0: not said"""
     @_builtins.property
     def member(self) -> _common_pb2.Member: ...
     def __init__(
@@ -527,10 +649,11 @@ class CommitRequest(_message.Message):
         step: _builtins.int = ...,
         checkpoint_step: _builtins.int = ...,
         metrics_json: _builtins.str = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_step", b"checkpoint_step", "member", b"member", "metrics_json", b"metrics_json", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_step", b"checkpoint_step", "member", b"member", "metrics_json", b"metrics_json", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,11 @@ class ExperienceStub:
                 request_serializer=forebay_dot_wire_dot_v1_dot_experience__pb2.LeaseRequest.SerializeToString,
                 response_deserializer=forebay_dot_wire_dot_v1_dot_experience__pb2.LeaseResponse.FromString,
                 _registered_method=True)
+        self.Reject = channel.unary_unary(
+                '/forebay.wire.v1.Experience/Reject',
+                request_serializer=forebay_dot_wire_dot_v1_dot_experience__pb2.RejectRequest.SerializeToString,
+                response_deserializer=forebay_dot_wire_dot_v1_dot_experience__pb2.RejectResponse.FromString,
+                _registered_method=True)
         self.Commit = channel.unary_unary(
                 '/forebay.wire.v1.Experience/Commit',
                 request_serializer=forebay_dot_wire_dot_v1_dot_experience__pb2.CommitRequest.SerializeToString,
@@ -84,7 +89,7 @@ class ExperienceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Append(self, request_iterator, context):
-        """Frames of whole groups, acknowledged one by one after the journal holds them.
+        """Frames of whole groups, acknowledged once the journal holds them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,6 +104,13 @@ class ExperienceServicer:
 
     def Lease(self, request, context):
         """The batch of one step: first its composition, then the frames that hold its groups.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reject(self, request, context):
+        """Groups of a leased batch that cannot be trained: put aside as dead letters, the batch is composed anew.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,6 +159,11 @@ def add_ExperienceServicer_to_server(servicer, server):
                     servicer.Lease,
                     request_deserializer=forebay_dot_wire_dot_v1_dot_experience__pb2.LeaseRequest.FromString,
                     response_serializer=forebay_dot_wire_dot_v1_dot_experience__pb2.LeaseResponse.SerializeToString,
+            ),
+            'Reject': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reject,
+                    request_deserializer=forebay_dot_wire_dot_v1_dot_experience__pb2.RejectRequest.FromString,
+                    response_serializer=forebay_dot_wire_dot_v1_dot_experience__pb2.RejectResponse.SerializeToString,
             ),
             'Commit': grpc.unary_unary_rpc_method_handler(
                     servicer.Commit,
@@ -273,6 +290,33 @@ class Experience:
             '/forebay.wire.v1.Experience/Lease',
             forebay_dot_wire_dot_v1_dot_experience__pb2.LeaseRequest.SerializeToString,
             forebay_dot_wire_dot_v1_dot_experience__pb2.LeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/forebay.wire.v1.Experience/Reject',
+            forebay_dot_wire_dot_v1_dot_experience__pb2.RejectRequest.SerializeToString,
+            forebay_dot_wire_dot_v1_dot_experience__pb2.RejectResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ from forebay.wire.v1 import control_pb2 as forebay_dot_wire_dot_v1_dot_control__
 from forebay.wire.v1 import experience_pb2 as forebay_dot_wire_dot_v1_dot_experience__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66orebay/wire/v1/journal.proto\x12\x0f\x66orebay.wire.v1\x1a\x1c\x66orebay/wire/v1/common.proto\x1a\x1d\x66orebay/wire/v1/control.proto\x1a forebay/wire/v1/experience.proto\"\xfb\x05\n\x05\x45vent\x12\x11\n\tat_unix_s\x18\x01 \x01(\x01\x12\x30\n\nrun_opened\x18\x02 \x01(\x0b\x32\x1a.forebay.wire.v1.RunOpenedH\x00\x12)\n\x06joined\x18\x03 \x01(\x0b\x32\x17.forebay.wire.v1.JoinedH\x00\x12+\n\x07granted\x18\x04 \x01(\x0b\x32\x18.forebay.wire.v1.GrantedH\x00\x12-\n\x08\x61ppended\x18\x05 \x01(\x0b\x32\x19.forebay.wire.v1.AppendedH\x00\x12-\n\x08refunded\x18\x06 \x01(\x0b\x32\x19.forebay.wire.v1.RefundedH\x00\x12)\n\x06leased\x18\x07 \x01(\x0b\x32\x17.forebay.wire.v1.LeasedH\x00\x12/\n\tcommitted\x18\x08 \x01(\x0b\x32\x1a.forebay.wire.v1.CommittedH\x00\x12+\n\x07rewound\x18\t \x01(\x0b\x32\x18.forebay.wire.v1.RewoundH\x00\x12+\n\x07\x64ropped\x18\n \x01(\x0b\x32\x18.forebay.wire.v1.DroppedH\x00\x12/\n\tpublished\x18\x0b \x01(\x0b\x32\x1a.forebay.wire.v1.PublishedH\x00\x12/\n\tevaluated\x18\x0c \x01(\x0b\x32\x1a.forebay.wire.v1.EvaluatedH\x00\x12+\n\x07\x65xpired\x18\r \x01(\x0b\x32\x18.forebay.wire.v1.ExpiredH\x00\x12%\n\x04left\x18\x0e \x01(\x0b\x32\x15.forebay.wire.v1.LeftH\x00\x12)\n\x06paused\x18\x0f \x01(\x0b\x32\x17.forebay.wire.v1.PausedH\x00\x12+\n\x07resumed\x18\x10 \x01(\x0b\x32\x18.forebay.wire.v1.ResumedH\x00\x12+\n\x07refused\x18\x11 \x01(\x0b\x32\x18.forebay.wire.v1.RefusedH\x00\x42\x06\n\x04kind\"\x1d\n\tRunOpened\x12\x10\n\x08run_json\x18\x01 \x01(\t\"P\n\x06Joined\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\r\n\x05\x66leet\x18\x02 \x01(\t\x12\x0e\n\x06region\x18\x03 \x01(\t\"m\n\x07Granted\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12(\n\x07permits\x18\x02 \x03(\x0b\x32\x17.forebay.wire.v1.Permit\x12\x0f\n\x07request\x18\x03 \x01(\x04\"L\n\x08\x41ppended\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.forebay.wire.v1.FrameHeader\x12\x12\n\nsuperseded\x18\x02 \x03(\x04\"]\n\x08Refunded\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12(\n\x07refunds\x18\x02 \x03(\x0b\x32\x17.forebay.wire.v1.Refund\"c\n\x06Leased\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tgroup_ids\x18\x04 \x03(\x04\"\x85\x01\n\tCommitted\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x17\n\x0f\x63heckpoint_step\x18\x03 \x01(\r\x12\x14\n\x0cmetrics_json\x18\x04 \x01(\t\x12\x12\n\nfinal_step\x18\x05 \x01(\r\"K\n\x07Rewound\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x17\n\x0f\x63heckpoint_step\x18\x02 \x01(\r\",\n\x07\x44ropped\x12\x11\n\tgroup_ids\x18\x01 \x03(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"r\n\tPublished\x12)\n\x07version\x18\x01 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x03 \x01(\x04\x12\x13\n\x0bmodel_bytes\x18\x04 \x01(\x04\"8\n\tEvaluated\x12+\n\x06result\x18\x01 \x01(\x0b\x32\x1b.forebay.wire.v1.EvalResult\"\\\n\x07\x45xpired\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12(\n\x07permits\x18\x02 \x03(\x0b\x32\x17.forebay.wire.v1.Permit\"?\n\x04Left\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x06Paused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\t\n\x07Resumed\"T\n\x07Refused\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66orebay/wire/v1/journal.proto\x12\x0f\x66orebay.wire.v1\x1a\x1c\x66orebay/wire/v1/common.proto\x1a\x1d\x66orebay/wire/v1/control.proto\x1a forebay/wire/v1/experience.proto\"\xaa\x06\n\x05\x45vent\x12\x11\n\tat_unix_s\x18\x01 \x01(\x01\x12\x30\n\nrun_opened\x18\x02 \x01(\x0b\x32\x1a.forebay.wire.v1.RunOpenedH\x00\x12)\n\x06joined\x18\x03 \x01(\x0b\x32\x17.forebay.wire.v1.JoinedH\x00\x12+\n\x07granted\x18\x04 \x01(\x0b\x32\x18.forebay.wire.v1.GrantedH\x00\x12-\n\x08\x61ppended\x18\x05 \x01(\x0b\x32\x19.forebay.wire.v1.AppendedH\x00\x12-\n\x08refunded\x18\x06 \x01(\x0b\x32\x19.forebay.wire.v1.RefundedH\x00\x12)\n\x06leased\x18\x07 \x01(\x0b\x32\x17.forebay.wire.v1.LeasedH\x00\x12/\n\tcommitted\x18\x08 \x01(\x0b\x32\x1a.forebay.wire.v1.CommittedH\x00\x12+\n\x07rewound\x18\t \x01(\x0b\x32\x18.forebay.wire.v1.RewoundH\x00\x12+\n\x07\x64ropped\x18\n \x01(\x0b\x32\x18.forebay.wire.v1.DroppedH\x00\x12/\n\tpublished\x18\x0b \x01(\x0b\x32\x1a.forebay.wire.v1.PublishedH\x00\x12/\n\tevaluated\x18\x0c \x01(\x0b\x32\x1a.forebay.wire.v1.EvaluatedH\x00\x12+\n\x07\x65xpired\x18\r \x01(\x0b\x32\x18.forebay.wire.v1.ExpiredH\x00\x12%\n\x04left\x18\x0e \x01(\x0b\x32\x15.forebay.wire.v1.LeftH\x00\x12)\n\x06paused\x18\x0f \x01(\x0b\x32\x17.forebay.wire.v1.PausedH\x00\x12+\n\x07resumed\x18\x10 \x01(\x0b\x32\x18.forebay.wire.v1.ResumedH\x00\x12+\n\x07refused\x18\x11 \x01(\x0b\x32\x18.forebay.wire.v1.RefusedH\x00\x12-\n\x08rejected\x18\x12 \x01(\x0b\x32\x19.forebay.wire.v1.RejectedH\x00\x42\x06\n\x04kind\"\x1d\n\tRunOpened\x12\x10\n\x08run_json\x18\x01 \x01(\t\"P\n\x06Joined\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\r\n\x05\x66leet\x18\x02 \x01(\t\x12\x0e\n\x06region\x18\x03 \x01(\t\"m\n\x07Granted\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12(\n\x07permits\x18\x02 \x03(\x0b\x32\x17.forebay.wire.v1.Permit\x12\x0f\n\x07request\x18\x03 \x01(\x04\"L\n\x08\x41ppended\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.forebay.wire.v1.FrameHeader\x12\x12\n\nsuperseded\x18\x02 \x03(\x04\"]\n\x08Refunded\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12(\n\x07refunds\x18\x02 \x03(\x0b\x32\x17.forebay.wire.v1.Refund\"u\n\x06Leased\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tgroup_ids\x18\x04 \x03(\x04\x12\x10\n\x08reusable\x18\x05 \x03(\x04\"\x85\x01\n\tCommitted\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x17\n\x0f\x63heckpoint_step\x18\x03 \x01(\r\x12\x14\n\x0cmetrics_json\x18\x04 \x01(\t\x12\x12\n\nfinal_step\x18\x05 \x01(\r\"K\n\x07Rewound\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x17\n\x0f\x63heckpoint_step\x18\x02 \x01(\r\",\n\x07\x44ropped\x12\x11\n\tgroup_ids\x18\x01 \x03(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"r\n\tPublished\x12)\n\x07version\x18\x01 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x03 \x01(\x04\x12\x13\n\x0bmodel_bytes\x18\x04 \x01(\x04\"8\n\tEvaluated\x12+\n\x06result\x18\x01 \x01(\x0b\x32\x1b.forebay.wire.v1.EvalResult\"\\\n\x07\x45xpired\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12(\n\x07permits\x18\x02 \x03(\x0b\x32\x17.forebay.wire.v1.Permit\"?\n\x04Left\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x06Paused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\t\n\x07Resumed\"T\n\x07Refused\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"d\n\x08Rejected\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x11\n\tgroup_ids\x18\x03 \x03(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,37 +35,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'forebay.wire.v1.journal_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EVENT']._serialized_start=146
-  _globals['_EVENT']._serialized_end=909
-  _globals['_RUNOPENED']._serialized_start=911
-  _globals['_RUNOPENED']._serialized_end=940
-  _globals['_JOINED']._serialized_start=942
-  _globals['_JOINED']._serialized_end=1022
-  _globals['_GRANTED']._serialized_start=1024
-  _globals['_GRANTED']._serialized_end=1133
-  _globals['_APPENDED']._serialized_start=1135
-  _globals['_APPENDED']._serialized_end=1211
-  _globals['_REFUNDED']._serialized_start=1213
-  _globals['_REFUNDED']._serialized_end=1306
-  _globals['_LEASED']._serialized_start=1308
-  _globals['_LEASED']._serialized_end=1407
-  _globals['_COMMITTED']._serialized_start=1410
-  _globals['_COMMITTED']._serialized_end=1543
-  _globals['_REWOUND']._serialized_start=1545
-  _globals['_REWOUND']._serialized_end=1620
-  _globals['_DROPPED']._serialized_start=1622
-  _globals['_DROPPED']._serialized_end=1666
-  _globals['_PUBLISHED']._serialized_start=1668
-  _globals['_PUBLISHED']._serialized_end=1782
-  _globals['_EVALUATED']._serialized_start=1784
-  _globals['_EVALUATED']._serialized_end=1840
-  _globals['_EXPIRED']._serialized_start=1842
-  _globals['_EXPIRED']._serialized_end=1934
-  _globals['_LEFT']._serialized_start=1936
-  _globals['_LEFT']._serialized_end=1999
-  _globals['_PAUSED']._serialized_start=2001
-  _globals['_PAUSED']._serialized_end=2025
-  _globals['_RESUMED']._serialized_start=2027
-  _globals['_RESUMED']._serialized_end=2036
-  _globals['_REFUSED']._serialized_start=2038
-  _globals['_REFUSED']._serialized_end=2122
+  _globals['_EVENT']._serialized_end=956
+  _globals['_RUNOPENED']._serialized_start=958
+  _globals['_RUNOPENED']._serialized_end=987
+  _globals['_JOINED']._serialized_start=989
+  _globals['_JOINED']._serialized_end=1069
+  _globals['_GRANTED']._serialized_start=1071
+  _globals['_GRANTED']._serialized_end=1180
+  _globals['_APPENDED']._serialized_start=1182
+  _globals['_APPENDED']._serialized_end=1258
+  _globals['_REFUNDED']._serialized_start=1260
+  _globals['_REFUNDED']._serialized_end=1353
+  _globals['_LEASED']._serialized_start=1355
+  _globals['_LEASED']._serialized_end=1472
+  _globals['_COMMITTED']._serialized_start=1475
+  _globals['_COMMITTED']._serialized_end=1608
+  _globals['_REWOUND']._serialized_start=1610
+  _globals['_REWOUND']._serialized_end=1685
+  _globals['_DROPPED']._serialized_start=1687
+  _globals['_DROPPED']._serialized_end=1731
+  _globals['_PUBLISHED']._serialized_start=1733
+  _globals['_PUBLISHED']._serialized_end=1847
+  _globals['_EVALUATED']._serialized_start=1849
+  _globals['_EVALUATED']._serialized_end=1905
+  _globals['_EXPIRED']._serialized_start=1907
+  _globals['_EXPIRED']._serialized_end=1999
+  _globals['_LEFT']._serialized_start=2001
+  _globals['_LEFT']._serialized_end=2064
+  _globals['_PAUSED']._serialized_start=2066
+  _globals['_PAUSED']._serialized_end=2090
+  _globals['_RESUMED']._serialized_start=2092
+  _globals['_RESUMED']._serialized_end=2101
+  _globals['_REFUSED']._serialized_start=2103
+  _globals['_REFUSED']._serialized_end=2187
+  _globals['_REJECTED']._serialized_start=2189
+  _globals['_REJECTED']._serialized_end=2289
 # @@protoc_insertion_point(module_scope)

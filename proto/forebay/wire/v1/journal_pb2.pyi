@@ -44,6 +44,7 @@ class Event(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
     at_unix_s: _builtins.float
     """for people; no decision reads it"""
     @_builtins.property
@@ -78,6 +79,8 @@ class Event(_message.Message):
     def resumed(self) -> Global___Resumed: ...
     @_builtins.property
     def refused(self) -> Global___Refused: ...
+    @_builtins.property
+    def rejected(self) -> Global___Rejected: ...
     def __init__(
         self,
         *,
@@ -98,12 +101,13 @@ class Event(_message.Message):
         paused: Global___Paused | None = ...,
         resumed: Global___Resumed | None = ...,
         refused: Global___Refused | None = ...,
+        rejected: Global___Rejected | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "committed", b"committed", "dropped", b"dropped", "evaluated", b"evaluated", "expired", b"expired", "granted", b"granted", "joined", b"joined", "kind", b"kind", "leased", b"leased", "left", b"left", "paused", b"paused", "published", b"published", "refunded", b"refunded", "refused", b"refused", "resumed", b"resumed", "rewound", b"rewound", "run_opened", b"run_opened"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "committed", b"committed", "dropped", b"dropped", "evaluated", b"evaluated", "expired", b"expired", "granted", b"granted", "joined", b"joined", "kind", b"kind", "leased", b"leased", "left", b"left", "paused", b"paused", "published", b"published", "refunded", b"refunded", "refused", b"refused", "rejected", b"rejected", "resumed", b"resumed", "rewound", b"rewound", "run_opened", b"run_opened"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "at_unix_s", b"at_unix_s", "committed", b"committed", "dropped", b"dropped", "evaluated", b"evaluated", "expired", b"expired", "granted", b"granted", "joined", b"joined", "kind", b"kind", "leased", b"leased", "left", b"left", "paused", b"paused", "published", b"published", "refunded", b"refunded", "refused", b"refused", "resumed", b"resumed", "rewound", b"rewound", "run_opened", b"run_opened"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "at_unix_s", b"at_unix_s", "committed", b"committed", "dropped", b"dropped", "evaluated", b"evaluated", "expired", b"expired", "granted", b"granted", "joined", b"joined", "kind", b"kind", "leased", b"leased", "left", b"left", "paused", b"paused", "published", b"published", "refunded", b"refunded", "refused", b"refused", "rejected", b"rejected", "resumed", b"resumed", "rewound", b"rewound", "run_opened", b"run_opened"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_opened", "joined", "granted", "appended", "refunded", "leased", "committed", "rewound", "dropped", "published", "evaluated", "expired", "left", "paused", "resumed", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_opened", "joined", "granted", "appended", "refunded", "leased", "committed", "rewound", "dropped", "published", "evaluated", "expired", "left", "paused", "resumed", "refused", "rejected"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -239,12 +243,17 @@ class Leased(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     GROUP_IDS_FIELD_NUMBER: _builtins.int
+    REUSABLE_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     attempt: _builtins.int
     @_builtins.property
     def member(self) -> _common_pb2.Member: ...
     @_builtins.property
     def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def reusable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of these, the ones that later batches may have again"""
+
     def __init__(
         self,
         *,
@@ -252,10 +261,11 @@ class Leased(_message.Message):
         step: _builtins.int = ...,
         attempt: _builtins.int = ...,
         group_ids: _abc.Iterable[_builtins.int] | None = ...,
+        reusable: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "group_ids", b"group_ids", "member", b"member", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "group_ids", b"group_ids", "member", b"member", "reusable", b"reusable", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -499,3 +509,35 @@ class Refused(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Refused: _TypeAlias = Refused  # noqa: Y015
+
+@_typing.final
+class Rejected(_message.Message):
+    """A batch that was leased and cannot be trained: some groups are put aside, the others wait again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    GROUP_IDS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def member(self) -> _common_pb2.Member: ...
+    @_builtins.property
+    def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        member: _common_pb2.Member | None = ...,
+        step: _builtins.int = ...,
+        group_ids: _abc.Iterable[_builtins.int] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_ids", b"group_ids", "member", b"member", "reason", b"reason", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rejected: _TypeAlias = Rejected  # noqa: Y015

@@ -1,0 +1,126 @@
+"""One sampler's append stream: frames in as they come, answers out as the journal's progress allows.
+
+An acknowledgement stands for every frame before it, so a group commit that made a hundred frames safe is one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from forebay.buffer.intake import Answer, Intake
+from forebay.buffer.reservoir import Reservoir
+from forebay.wire.experience import FrameError, check_frame
+from forebay.wire.v1 import common_pb2, experience_pb2
+
+#: What one stream may have unanswered: at most, and at least, so that one frame always fits.
+MAX_CREDIT_BYTES, MIN_CREDIT_BYTES = 16 << 20, 1 << 20
+_INLINE_CHECK_BYTES = 256 << 10
+_ACKNOWLEDGED = (Answer.STORED, Answer.DUPLICATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taken:
+    """An answer, the LSN that must be safe before it may be given, and the bytes that it settles."""
+
+    answer: Answer
+    lsn: int
+    payload_bytes: int
+
+
+class AppendStream:
+    """Answers one call. Iterate `answers` once."""
+
+    def __init__(self, reservoir: Reservoir, intake: Intake) -> None:
+        self._reservoir, self._intake = reservoir, intake
+        self._member = common_pb2.Member()
+        self._level = experience_pb2.DURABLE
+        self._taken: deque[_Taken] = deque()
+        self._unanswered_bytes = 0
+        self._over: Exception | None = None
+        self._ended = False
+        self._progress = asyncio.Event()
+        self._drained = asyncio.Event()
+
+    async def answers(self, requests: AsyncIterator[experience_pb2.AppendRequest]) -> AsyncIterator[Answer]:
+        """Each answer once it is true; ends with the requests. Raises what the intake raises."""
+        reader = asyncio.create_task(self._take_all(requests))
+        self._reservoir.streams += 1
+        try:
+            while await self._something_to_say():
+                for answer in await self._settled():
+                    yield answer
+            if self._over is not None:
+                raise self._over
+        finally:
+            self._reservoir.streams -= 1
+            reader.cancel()
+
+    async def _take_all(self, requests: AsyncIterator[experience_pb2.AppendRequest]) -> None:
+        try:
+            async for request in requests:
+                await self._take(request)
+        except Exception as error:
+            self._over = error
+        self._ended = True
+        self._progress.set()
+
+    async def _take(self, request: experience_pb2.AppendRequest) -> None:
+        if request.HasField("member"):
+            self._member, self._level = request.member, request.level or experience_pb2.DURABLE
+        for frame, damage in await _checked(request.frames):
+            answer = self._intake.append(self._member, frame, damage)
+            size = frame.header.payload_bytes
+            self._taken.append(_Taken(answer=answer, lsn=self._reservoir.journal.last_lsn, payload_bytes=size))
+            self._unanswered_bytes += size
+        self._progress.set()
+        while self._unanswered_bytes > MAX_CREDIT_BYTES:
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def _something_to_say(self) -> bool:
+        while not self._taken and not self._ended:
+            self._progress.clear()
+            await self._progress.wait()
+        return bool(self._taken)
+
+    async def _settled(self) -> list[Answer]:
+        """The oldest answer once it is true, and all that became true with it."""
+        safe_lsn = await self._reservoir.progress.wait(self._taken[0].lsn, self._level)
+        answers: list[Answer] = []
+        while self._taken and self._taken[0].lsn <= safe_lsn:
+            taken = self._taken.popleft()
+            self._unanswered_bytes -= taken.payload_bytes
+            if answers and taken.answer.outcome in _ACKNOWLEDGED and answers[-1].outcome in _ACKNOWLEDGED:
+                answers.pop()
+            answers.append(taken.answer)
+        self._drained.set()
+        answers[-1].level, answers[-1].lsn, answers[-1].credit_bytes = self._level, safe_lsn, self._credit_bytes()
+        return answers
+
+    def _credit_bytes(self) -> int:
+        """A fair share of the memory that is left for frames."""
+        share = self._reservoir.memory_left_bytes // max(1, self._reservoir.streams)
+        return min(MAX_CREDIT_BYTES, max(MIN_CREDIT_BYTES, share))
+
+
+async def _checked(frames: Sequence[experience_pb2.Frame]) -> list[tuple[experience_pb2.Frame, str]]:
+    """Each frame with what is wrong with it; large ones are looked at off the event loop."""
+    if sum(frame.header.payload_bytes for frame in frames) > _INLINE_CHECK_BYTES:
+        return await asyncio.to_thread(_check_all, frames)
+    return _check_all(frames)
+
+
+def _check_all(frames: Sequence[experience_pb2.Frame]) -> list[tuple[experience_pb2.Frame, str]]:
+    return [(frame, _damage(frame)) for frame in frames]
+
+
+def _damage(frame: experience_pb2.Frame) -> str:
+    """What is wrong with a frame; empty when nothing is."""
+    try:
+        check_frame(frame)
+    except FrameError as error:
+        return str(error) or type(error).__name__
+    return ""
