@@ -18,7 +18,20 @@ from forebay.errors import UsageError
 from tests.core.run_files import write
 
 SERVICES = ["run", "buffer", "learner", "sampler"]
-COMMANDS = [*SERVICES, "status", "top", "ledger", "pause", "resume", "drain", "eval", "plot", "config", "doctor"]
+COMMANDS = [
+    *SERVICES,
+    "status",
+    "top",
+    "ledger",
+    "pause",
+    "resume",
+    "drain",
+    "eval",
+    "plot",
+    "config",
+    "doctor",
+    "replay",
+]
 
 
 def forebay(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -108,6 +121,17 @@ def test_status_without_a_buffer_to_ask(tmp_path: Path) -> None:
 def test_plot_without_a_run(tmp_path: Path) -> None:
     write(tmp_path, '[buffer]\nlisten = "127.0.0.1:1"\n')
     assert_usage_error(forebay("plot", "run.toml", cwd=tmp_path), "no run to plot", "metrics.jsonl")
+
+
+def test_verify_and_replay_without_a_run(tmp_path: Path) -> None:
+    write(tmp_path)
+    for words in (("buffer", "run.toml", "--verify"), ("replay", "run.toml", "--to", "x.arrow")):
+        assert_usage_error(forebay(*words, cwd=tmp_path), "runs/small/buffer/journal: no journal here")
+
+
+def test_replay_must_be_told_what_to_do(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert_usage_error(forebay("replay", "run.toml", cwd=tmp_path), "one of the arguments --to --train is required")
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

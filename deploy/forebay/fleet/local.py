@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from forebay.config.model_source import model_source
 from forebay.config.models import RunFile
 from forebay.errors import EXIT_DONE, EXIT_USAGE, ForebayError, UsageError
 from forebay.fleet.ending import conclude
-from forebay.fleet.process import ServiceProcess, exit_cause, last_lines, usage_line
+from forebay.fleet.process import Service, ServiceProcess, exit_cause, last_lines, usage_line
 from forebay.fleet.readiness import is_ready, wait_ready
 from forebay.fleet.reaper import Reaper
 from forebay.fleet.services import local_services, model_maker
@@ -53,22 +53,34 @@ def run_all(run: RunFile, arguments: Sequence[str], *, fresh: bool = False) -> i
             print("\n".join(in_words(finished)))
             return EXIT_DONE
         check_listen(run)
-        _log_to(home / "logs" / "run.log")
+        log_to(home / "logs" / "run.log")
         with ExitStack() as stack:
             reaper, wakeups = stack.enter_context(Reaper()), stack.enter_context(Wakeups())
-            return _Session(run, arguments, reaper, wakeups).run()
+            return Session(run, arguments, local_services(run, arguments), reaper, wakeups).run()
 
 
-class _Session:
+class Session:
     """One supervised stretch of a run, from start to summary."""
 
-    def __init__(self, run: RunFile, arguments: Sequence[str], reaper: Reaper, wakeups: Wakeups) -> None:
+    def __init__(
+        self,
+        run: RunFile,
+        arguments: Sequence[str],
+        services: Sequence[Service],
+        reaper: Reaper,
+        wakeups: Wakeups,
+        *,
+        last_step: int | None = None,
+        conclude: Callable[[RunFile, Watcher, float], list[str]] = conclude,
+    ) -> None:
+        """`last_step`: drain once it is committed; the run's own end needs none. `conclude` gives the last lines."""
         self._run, self._arguments, self._wakeups = run, arguments, wakeups
+        self._last_step, self._conclude_run = last_step, conclude
         self._launch = partial(ServiceProcess, environment={**os.environ, "PYTHONUNBUFFERED": "1"}, reaper=reaper)
         self._display = Display(run.run.name, sys.stdout)
         self._watcher = Watcher(run.sampler_target)
         self._supervisor = Supervisor(
-            local_services(run, arguments),
+            services,
             self._launch,
             max_restarts=run.fleet.max_restarts,
             clock=time.monotonic,
@@ -87,7 +99,7 @@ class _Session:
                 code = self._until_all_have_ended()
         finally:
             self._supervisor.kill()  # on the ordinary ways here, nothing is left to kill
-        if code != EXIT_USAGE:
+        if code != EXIT_USAGE and conclusion:
             print("\n".join(conclusion))
         return self._exit_code(code)
 
@@ -131,12 +143,20 @@ class _Session:
 
     def _until_work_is_over(self) -> None:
         while not self._supervisor.only_buffers_left and self._tick() is None:
+            self._drain_at_last_step()
             self._wakeups.wait(TICK_S)
+
+    def _drain_at_last_step(self) -> None:
+        progress = self._watcher.progress
+        if self._last_step is None or progress is None or self._supervisor.draining:
+            return
+        if progress.step >= self._last_step:
+            self._supervisor.drain()
 
     def _conclude(self) -> list[str]:
         if self._watcher.latest is None:
             return [f"run {self._run.run.name}: stopped before it began"]
-        return conclude(self._run, self._watcher, time.monotonic() - self._started_at_s)
+        return self._conclude_run(self._run, self._watcher, time.monotonic() - self._started_at_s)
 
     def _until_all_have_ended(self) -> int:
         self._supervisor.end_buffers()
@@ -173,7 +193,7 @@ class _Session:
         return EXIT_INTERRUPTED if interrupted else code
 
 
-def _log_to(path: Path) -> None:
+def log_to(path: Path) -> None:
     """The supervisor's own log lines: on the terminal they would tear the view apart."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path)

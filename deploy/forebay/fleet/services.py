@@ -13,10 +13,14 @@ from forebay.fleet.process import Service
 def local_services(run: RunFile, arguments: Sequence[str]) -> list[Service]:
     """Buffer, learner and samplers, each with the given run files and flags."""
     return [
-        _service(run, "buffer", "buffer", arguments),
-        _service(run, "learner", "learner", arguments),
+        *replay_services(run, arguments),
         *(_sampler(run, index, arguments) for index in range(run.fleet.samplers)),
     ]
+
+
+def replay_services(run: RunFile, arguments: Sequence[str]) -> list[Service]:
+    """Buffer and learner: all that trains recorded batches."""
+    return [_service(run, role, role, arguments) for role in ("buffer", "learner")]
 
 
 def model_maker(run: RunFile, arguments: Sequence[str]) -> Service:
