@@ -102,6 +102,10 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
         with pytest.raises(JournalDamaged, match=rf"{path}: .* offset {positions[1].offset} \(LSN 2\) is damaged"):
             segment_table(path)
     assert len(segment_table(path, verify=False)) == 4, "unverified, a payload's damage goes unseen"
+    lsn_at = positions[1].offset + 12
+    path.write_bytes(whole[:lsn_at] + b"?" + whole[lsn_at + 1 :])
+    with pytest.raises(JournalDamaged, match=rf"offset {positions[1].offset} \(LSN 2\)"):
+        segment_table(path, verify=False)
     path.write_bytes(whole[: positions[2].end - 1])
     for verify in (True, False):
         with pytest.raises(JournalDamaged, match=rf"offset {positions[2].offset} \(LSN 3\)"):
