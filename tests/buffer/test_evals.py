@@ -24,8 +24,21 @@ def test_milestones() -> None:
             }
         )
     )
-    assert [milestone(rules, step) for step in range(11)] == ["start", "", "", "", "1", "1", "1", "1", "2", "2", "end"]
-    assert milestone(Rules.of(run), 10) == ""
+    said = [milestone(rules, step, 10) for step in range(11)]
+    assert said == [
+        "start",
+        "",
+        "",
+        "",
+        "1",
+        "1",
+        "1",
+        "1",
+        "2",
+        "2",
+        "end",
+    ]
+    assert milestone(Rules.of(run), 10, 10) == ""
 
 
 async def test_orders_and_the_end(serve: Serve) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -28,10 +30,15 @@ SAMPLERS = st.sampled_from(["s0", "s1"])
 class BufferMachine(RuleBasedStateMachine):
     """Drives the reservoir below gRPC, with a plain model of what must be true."""
 
+    sampling: ClassVar[dict[str, Any]] = {}
+    times = 1
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.run_file = make_run(self.folder, steps=STEPS, max_staleness=2, keep_checkpoints=2)
+        self.run_file = make_run(
+            self.folder, steps=STEPS, max_staleness=2, keep_checkpoints=2, max_attempts=3, **self.sampling
+        )
         self.loop = asyncio.new_event_loop()
         self.clock = FakeClock()
         self.learner = common_pb2.Member()
@@ -90,7 +97,9 @@ class BufferMachine(RuleBasedStateMachine):
         if batch is None or first is None:
             assert step not in self.batches
             return
-        known = self.batches.setdefault(step, batch.group_ids)
+        if batch.tries == 1 and batch.attempt == 1 + again:
+            self.batches[step] = batch.group_ids  # composed now: maybe in place of one that learners died of
+        known = self.batches[step]
         assert batch.group_ids == first.group_ids == known
         assert len(known) == 2
         self.check_staleness(step, known)
@@ -109,6 +118,20 @@ class BufferMachine(RuleBasedStateMachine):
             self.outlet.commit(request)
             self.outlet.commit(request)
             self.trained[step] = self.batches[step]
+
+    @rule(share=st.floats(0, 1))
+    def reject(self, share: float) -> None:
+        """Some of a leased batch cannot be trained."""
+        step = self.reservoir.state.committed + 1
+        batch = self.reservoir.state.batches.get(step)
+        if batch is not None:
+            groups = batch.group_ids[: 1 + int(share * (len(batch.group_ids) - 1))]
+            request = experience_pb2.RejectRequest(
+                member=self.learner, step=step, attempt=batch.attempt, group_ids=groups, reason="test"
+            )
+            self.outlet.reject(request)
+            self.outlet.reject(request)
+            del self.batches[step]
 
     @rule(steps=st.integers(1, 3), checkpoint=st.booleans(), publish=st.booleans(), spare=st.integers(0, 4))
     def go_on(self, steps: int, checkpoint: bool, publish: bool, spare: int) -> None:
@@ -142,8 +165,8 @@ class BufferMachine(RuleBasedStateMachine):
             newest = state.newest
             assert newest is not None
             assert not state.published[held].void
-            assert state.started <= 2 * (min(newest.step, held.step) + 2 + 1)
-            assert state.started <= 2 * STEPS
+            assert state.started <= max(2, 2 * (min(newest.step, held.step) + 2 + 1) // self.times)
+            assert state.started <= 2 * STEPS // self.times
             given = {permit.group_id: permit for permit in (*self.in_hand[name], *answer.permits)}
             self.in_hand[name] = list(given.values())
             self.held |= {permit.group_id: held for permit in answer.permits}
@@ -193,6 +216,7 @@ class BufferMachine(RuleBasedStateMachine):
             self.reservoir.journal.flush()
         self.open()
         assert self.reservoir.state == before
+        assert list(self.reservoir.state.buffered.first(99)) == list(before.buffered.first(99))
 
     @invariant()
     def is_balanced(self) -> None:
@@ -207,10 +231,11 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_trained_twice(self) -> None:
         trained = [group_id for group_ids in self.trained.values() for group_id in group_ids]
-        assert len(trained) == len(set(trained))
+        assert max(Counter(trained).values(), default=0) <= self.times
+        assert all(len(set(group_ids)) == len(group_ids) for group_ids in self.trained.values())
         assert set(trained) <= self.arrived
         counted = sum(row.groups for (*_, name), row in self.reservoir.state.rows().items() if name == "trained")
-        assert counted == len(trained)
+        assert counted == len(set(trained))
 
     @invariant()
     def every_arrived_group_is_somewhere_once(self) -> None:
@@ -224,7 +249,28 @@ class BufferMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
+class FreshestMachine(BufferMachine):
+    """The same promises under another order."""
+
+    sampling: ClassVar[dict[str, Any]] = {"selector": "freshest"}
+
+
+class ReuseMachine(BufferMachine):
+    """Every group may be in two batches."""
+
+    sampling: ClassVar[dict[str, Any]] = {"selector": "uniform", "max_times_sampled": 2}
+    times = 2
+
+
+def _settings(examples: int) -> settings:
+    return settings(
+        max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+
+
 TestBuffer = BufferMachine.TestCase
-TestBuffer.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestBuffer.settings = _settings(150)
+TestFreshest = FreshestMachine.TestCase
+TestFreshest.settings = _settings(40)
+TestReuse = ReuseMachine.TestCase
+TestReuse.settings = _settings(100)

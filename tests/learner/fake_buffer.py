@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from forebay.buffer.client import EncodedWeights, Lease, Membership, Refused, Waiting
+from forebay.buffer.client import EncodedWeights, Ended, Lease, Membership, Refused, Waiting
 from forebay.errors import ForebayError
 from forebay.wire.experience import encode_frame
 from forebay.wire.trajectory import Trajectory
@@ -30,6 +30,8 @@ class FakeBuffer:
         self.leased: list[int] = []
         self.published: list[EncodedWeights] = []
         self.commits: list[tuple[int, int, dict[str, Any]]] = []
+        self.rejected: list[tuple[int, tuple[int, ...], str]] = []
+        self.ends_after: int | None = None
         self.pauses: list[str] = []
         self.left: list[str] = []
         self.fail_publish: list[bool] = []  #: consumed one a call; True fails it
@@ -49,7 +51,9 @@ class FakeBuffer:
     ) -> control_pb2.HeartbeatResponse:
         return control_pb2.HeartbeatResponse()
 
-    def lease(self, step: int, wait_s: float) -> Lease | Waiting:
+    def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
+        if self.ends_after is not None and step > self.ends_after:
+            return Ended(cause="the prompts are used up")
         assert step == self.committed + 1, "a step is leased only after the one before is committed"
         self.leased.append(step)
         trajectories = self._batch_of(step)
@@ -60,7 +64,10 @@ class FakeBuffer:
         )  # fmt: skip
         return Lease(step=step, attempt=1, group_ids=tuple(groups), frames=(frame,))
 
-    def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any]) -> None:
+    def reject(self, lease: Lease, group_ids: Sequence[int], reason: str) -> None:
+        self.rejected.append((lease.step, tuple(group_ids), reason))
+
+    def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any], attempt: int = 0) -> None:
         assert step <= self.committed + 1
         self.committed, self.checkpoint = max(step, self.committed), max(checkpoint_step, self.checkpoint)
         self.commits.append((step, checkpoint_step, dict(metrics)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from forebay.buffer.client import Ended, Lease, Waiting
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
 from forebay.learner.errors import NonFiniteTraining
@@ -121,7 +123,7 @@ def test_killed_between_checkpoint_and_commit_the_step_is_not_trained_again(tmp_
     buffer, run = FakeBuffer(batch_of), run_file(tmp_path, model_folder)
     real_commit = buffer.commit
 
-    def dying_commit(step: int, checkpoint_step: int, metrics: object) -> None:
+    def dying_commit(step: int, checkpoint_step: int, metrics: object, attempt: int = 0) -> None:
         if step == 2:
             raise KeyboardInterrupt
         real_commit(step, checkpoint_step, metrics)  # type: ignore[arg-type]
@@ -192,3 +194,58 @@ def test_a_half_written_checkpoint_is_never_resumed_and_the_newest_is_never_dele
     assert run_learner(run, buffer, Stop()) == 0
     assert buffer.leased == [1, 2, 3, 4]
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_000004", "step_000009"]
+
+
+class SpoilingBuffer(FakeBuffer):
+    """Gives out a batch with a group that cannot be trained, until that group is rejected."""
+
+    def __init__(self, spoil: Callable[[Trajectory], Trajectory], group_id: int) -> None:
+        super().__init__(batch_of)
+        self._spoil, self._group_id = spoil, group_id
+
+    def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
+        self._batch_of = batch_of if self.rejected else self._spoiled
+        return super().lease(step, wait_s)
+
+    def _spoiled(self, step: int) -> list[Trajectory]:
+        return [self._spoil(t) if t.group_id == self._group_id else t for t in batch_of(step)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_group_with_a_reward_that_is_not_finite_is_rejected_and_the_run_goes_on(
+    tmp_path: Path, model_folder: Path, bad: float
+) -> None:
+    group_id = batch_of(1)[0].group_id
+    buffer = SpoilingBuffer(lambda trajectory: replace(trajectory, reward=bad), group_id)
+    assert run_learner(run_file(tmp_path, model_folder), buffer, Stop()) == 0
+    assert [(step, groups) for step, groups, _ in buffer.rejected] == [(1, (group_id,))]
+    assert "not finite" in buffer.rejected[0][2]
+    assert buffer.leased == [1, 1, 2, 3, 4]
+
+
+def test_groups_of_a_frame_that_does_not_open_are_rejected(tmp_path: Path, model_folder: Path) -> None:
+    class Damaging(FakeBuffer):
+        def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
+            lease = super().lease(step, wait_s)
+            assert isinstance(lease, Lease)
+            if not self.rejected:
+                lease.frames[0].payload = lease.frames[0].payload[:-1] + b"?"
+            return lease
+
+    buffer = Damaging(batch_of)
+    assert run_learner(run_file(tmp_path, model_folder), buffer, Stop()) == 0
+    assert len(buffer.rejected) == 1
+    assert "checksum" in buffer.rejected[0][2]
+    assert [step for step, _, _ in buffer.commits] == [1, 2, 3, 4]
+
+
+def test_when_the_data_ends_the_last_weights_are_published_and_saved(tmp_path: Path, model_folder: Path) -> None:
+    buffer = FakeBuffer(batch_of)
+    buffer.ends_after = 3
+    run = run_file(tmp_path, model_folder)
+    run = run.model_copy(update={"publish": run.publish.model_copy(update={"every_steps": 2})})
+    assert run_learner(run, buffer, Stop()) == 0
+    assert buffer.commits[-1][:2] == (3, 3)
+    assert buffer.versions[-1] == "1.3"
+    folder = tmp_path / "learner" / "checkpoints" / "step_000003"
+    assert HostState.from_safetensors(folder).digest() == buffer.newest_weights().digest()

@@ -127,8 +127,8 @@ class StoppingClient(BlockingClient):
         super().__init__(address)
         self._stop, self._step = stop, step
 
-    def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any]) -> None:
-        super().commit(step, checkpoint_step, metrics)
+    def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any], attempt: int = 0) -> None:
+        super().commit(step, checkpoint_step, metrics, attempt)
         if step == self._step:
             self._stop.ask("test")
 

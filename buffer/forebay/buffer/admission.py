@@ -23,7 +23,7 @@ def permits_for(state: State, rules: Rules, held: Version | None, wanted: int) -
             experience_pb2.Permit(group_id=group_id, attempt=state.again[group_id] + 1)
             for group_id in sorted(state.again)[:wanted]
         ]
-    fresh = min(wanted - len(permits), limit - state.started)
+    fresh = min(wanted - len(permits), limit - state.started, _prompts_left(state, rules))
     first = state.next_group
     return permits + [experience_pb2.Permit(group_id=first + i, attempt=1) for i in range(max(0, fresh))]
 
@@ -35,6 +35,8 @@ def why_none(state: State, rules: Rules, held: Version | None) -> str:
         return "learner to publish the first weights"
     if held is None or _is_void(state, held) or rules.capacity(held.step) < rules.capacity(newest.step):
         return f"this sampler to install version {newest}"
+    if not _prompts_left(state, rules):
+        return f"nothing: the prompts are used up; the learner has done step {state.committed}"
     if state.started >= rules.groups_wanted:
         return f"nothing: all groups are started; the learner has done step {state.committed} of {rules.steps}"
     return f"learner to publish step {_step_that_frees(state, rules)}"
@@ -54,6 +56,24 @@ def grantable(state: State, rules: Rules) -> int:
     limit = _limit(state, rules, state.newest)
     room = 0 if limit is None else max(0, limit - state.started)
     return room + len(state.again) + len(state.permits)
+
+
+def exhausted(state: State, rules: Rules) -> bool:
+    """Whether the data has ended: every prompt was used as often as it may be, and what is left makes no batch."""
+    if rules.groups_of_data is None or state.next_group < rules.groups_of_data:
+        return False
+    next_batch = state.batches.get(state.committed + 1)
+    in_flight = len(state.permits) + len(state.again)
+    return next_batch is None and not in_flight and len(state.buffered) < rules.groups_per_step
+
+
+def last_step(state: State, rules: Rules) -> int:
+    """The step after which the run is over."""
+    return state.committed if exhausted(state, rules) else rules.steps
+
+
+def _prompts_left(state: State, rules: Rules) -> int:
+    return rules.groups_of_data - state.next_group if rules.groups_of_data is not None else rules.groups_wanted
 
 
 def _limit(state: State, rules: Rules, held: Version | None) -> int | None:

@@ -66,6 +66,13 @@ class Waiting:
     cause: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """There will never be another batch, and why."""
+
+    cause: str
+
+
 class EncodedWeights(Protocol):
     """What `forebay.wire.weights` makes of a version."""
 

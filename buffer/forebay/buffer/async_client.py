@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import blake3
 import grpc.aio
 
-from forebay.buffer.answers import EncodedWeights, Fenced, Lease, Membership, Waiting, WeightsDamaged
+from forebay.buffer.answers import EncodedWeights, Ended, Fenced, Lease, Membership, Waiting, WeightsDamaged
 from forebay.buffer.link import Link
 from forebay.buffer.outbox import Outbox
 from forebay.wire.v1 import (
@@ -153,19 +153,32 @@ class BufferClient:
         """Give permits back: `again` for groups that another sampler shall produce."""
         await self._ask(self._experience.Refund, experience_pb2.RefundRequest(member=self._member, refunds=refunds))
 
-    async def lease(self, step: int, wait_s: float) -> Lease | Waiting:
-        """The batch of `step`, or, after `wait_s`, what it waits for."""
+    async def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
+        """The batch of `step`, or, after `wait_s`, what it waits for; Ended when the prompts are used up."""
         request = experience_pb2.LeaseRequest(member=self._member, step=step, wait_s=wait_s)
         return await self._link.call(lambda: self._read_lease(request))
 
-    async def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any]) -> None:
-        """Step `step` is trained; everything up to `checkpoint_step` is saved (0: nothing)."""
+    async def reject(self, lease: Lease, group_ids: Sequence[int], reason: str) -> None:
+        """Groups of the leased batch that cannot be trained: they become dead letters; then lease the step again."""
+        await self._ask(
+            self._experience.Reject,
+            experience_pb2.RejectRequest(
+                member=self._member, step=lease.step, attempt=lease.attempt, group_ids=group_ids, reason=reason
+            ),
+        )
+
+    async def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any], attempt: int = 0) -> None:
+        """Step `step` is trained; everything up to `checkpoint_step` is saved (0: nothing).
+
+        `attempt` is that of the lease; Refused when the batch was leased again meanwhile (0: not checked).
+        """
         await self._ask(
             self._experience.Commit,
             experience_pb2.CommitRequest(
                 member=self._member,
                 step=step,
                 checkpoint_step=checkpoint_step,
+                attempt=attempt,
                 metrics_json=json.dumps(metrics, separators=(",", ":")),
             ),
         )
@@ -263,12 +276,14 @@ class BufferClient:
 
         return await self._link.call(attempt)
 
-    async def _read_lease(self, request: experience_pb2.LeaseRequest) -> Lease | Waiting:
+    async def _read_lease(self, request: experience_pb2.LeaseRequest) -> Lease | Waiting | Ended:
         batch, frames, cause = experience_pb2.Batch(), list[experience_pb2.Frame](), ""
         async for part in self._experience.Lease(request):
             if part.HasField("batch"):
                 batch = part.batch
             frames.extend(part.frames)
+            if part.ended:
+                return Ended(cause=part.ended)
             cause = part.waiting_for
         if cause:
             return Waiting(cause=cause)

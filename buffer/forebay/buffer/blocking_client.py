@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from forebay.buffer.answers import EncodedWeights, Lease, Membership, Waiting
+from forebay.buffer.answers import EncodedWeights, Ended, Lease, Membership, Waiting
 from forebay.buffer.async_client import BufferClient
 from forebay.wire.v1 import common_pb2, control_pb2, experience_pb2, weights_pb2
 from forebay.wire.version import Version
@@ -78,13 +78,17 @@ class BlockingClient:
         """See BufferClient."""
         self._run(self._client.refund(refunds))
 
-    def lease(self, step: int, wait_s: float) -> Lease | Waiting:
+    def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
         """See BufferClient."""
         return self._run(self._client.lease(step, wait_s))
 
-    def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any]) -> None:
+    def reject(self, lease: Lease, group_ids: Sequence[int], reason: str) -> None:
         """See BufferClient."""
-        self._run(self._client.commit(step, checkpoint_step, metrics))
+        self._run(self._client.reject(lease, group_ids, reason))
+
+    def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any], attempt: int = 0) -> None:
+        """See BufferClient."""
+        self._run(self._client.commit(step, checkpoint_step, metrics, attempt))
 
     def rewind(self, checkpoint_step: int) -> int:
         """See BufferClient."""

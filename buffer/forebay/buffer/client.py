@@ -2,6 +2,7 @@
 
 from forebay.buffer.answers import (
     EncodedWeights,
+    Ended,
     ExperienceLost,
     Fenced,
     FrameRefused,
@@ -20,6 +21,7 @@ __all__ = [
     "BlockingClient",
     "BufferClient",
     "EncodedWeights",
+    "Ended",
     "ExperienceLost",
     "Fenced",
     "FrameRefused",

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from forebay.buffer.admission import last_step
 from forebay.buffer.ledger import MemberKey, State
 from forebay.buffer.rules import Rules
 from forebay.wire.version import Version
 
 
-def milestone(rules: Rules, step: int) -> str:
+def milestone(rules: Rules, step: int, last_step: int) -> str:
     """The evaluation that a version of `step` stands for; empty when it stands for none."""
     if not rules.heldout_prompts:
         return ""
     if step == 0:
         return "start"
-    if step >= rules.steps:
+    if step >= last_step:
         return "end"
     passed = step // rules.eval_every_steps if rules.eval_every_steps else 0
     return f"{passed}" if passed else ""
@@ -26,7 +27,7 @@ def final_missing(state: State, rules: Rules) -> bool:
     """Whether the run still lacks the evaluation of its last step."""
     if not rules.heldout_prompts:
         return False
-    return not any(version.step >= rules.steps and not _void(state, version) for version in state.evals)
+    return not any(version.step >= last_step(state, rules) and not _void(state, version) for version in state.evals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class EvalDesk:
         """
         if held is None or held not in state.published or _void(state, held):
             return False
-        due = milestone(rules, held.step)
+        due = milestone(rules, held.step, last_step(state, rules))
         if not due or self._scored(state, rules, due):
             return False
         holder = self.assigned.get(due)
@@ -62,7 +63,8 @@ class EvalDesk:
         return True
 
     def _scored(self, state: State, rules: Rules, due: str) -> bool:
-        return any(milestone(rules, version.step) == due and not _void(state, version) for version in state.evals)
+        last = last_step(state, rules)
+        return any(milestone(rules, version.step, last) == due and not _void(state, version) for version in state.evals)
 
 
 def _void(state: State, version: Version) -> bool:

@@ -6,11 +6,12 @@ Decisions are made elsewhere (`admission`, `batching`) from a State, as events t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from forebay.buffer.errors import JournalDamaged
 from forebay.buffer.records import Position
+from forebay.buffer.stock import Stock
 from forebay.buffer.tally import Counts, RowKey, Tally
 from forebay.wire.v1 import common_pb2, control_pb2, experience_pb2, journal_pb2
 from forebay.wire.version import Version
@@ -37,6 +38,8 @@ class Group:
     fleet: str
     oldest: Version
     step: int  #: no token of the group is from an earlier step's weights
+    arrival_step: int  #: the newest committed step when it came
+    priority: float
     counts: Counts
 
     @property
@@ -56,10 +59,24 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What step `step` trains, fixed when it was first leased."""
+    """What step `step` trains, fixed when it was first leased.
+
+    `tries` counts the learner incarnations that leased it since it was last committed.
+    """
 
     attempt: int
     group_ids: tuple[int, ...]
+    incarnation: int
+    tries: int
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What became of a group in batches: in how many it was, in how many that are not final, whether one was final."""
+
+    times: int = 0
+    live: int = 0
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +125,8 @@ class State:
     permits: dict[int, Outstanding] = field(default_factory=dict)
     again: dict[int, int] = field(default_factory=dict)  #: group id → attempts so far, to be granted again
     groups: dict[int, Group] = field(default_factory=dict)
-    buffered: set[int] = field(default_factory=set)
+    buffered: Stock = field(default_factory=Stock)
+    sampled: dict[int, Sampled] = field(default_factory=dict)
     frames: dict[int, FrameEntry] = field(default_factory=dict)
     batches: dict[int, Batch] = field(default_factory=dict)
     committed: int = 0
@@ -150,6 +168,8 @@ class State:
                 self._leased(event.leased, position)
             case "committed":
                 self._committed(event.committed, event.at_unix_s)
+            case "rejected":
+                self._rejected(event.rejected)
             case "rewound":
                 self._rewound(event.rewound)
             case "published":
@@ -180,8 +200,12 @@ class State:
 
     @property
     def leased(self) -> list[int]:
-        """Ids of the groups that belong to a batch not committed."""
-        return [group for step, batch in self.batches.items() if step > self.committed for group in batch.group_ids]
+        """Ids of the groups that belong to a batch not committed, and to no earlier one."""
+        return self._first_in(lambda step: step > self.committed)
+
+    def times_sampled(self, group_id: int) -> int:
+        """In how many batches the group was."""
+        return self.sampled[group_id].times if group_id in self.sampled else 0
 
     def is_done(self, group_id: int) -> bool:
         """Whether the group was granted once and is no longer awaited."""
@@ -195,13 +219,22 @@ class State:
             rows[fleet, version, "trained"] = tally.final
             for reason, counts in tally.dropped.items():
                 rows[fleet, version, f"dropped:{reason}"] = counts
-        self._add(rows, "buffered", self.buffered)
+        for (fleet, version), counts in self.buffered.unused.items():
+            rows[fleet, version, "buffered"] = counts
         self._add(rows, "leased", self.leased)
-        self._add(rows, "trained", self._provisional())
+        self._add(rows, "trained", self._first_in(lambda step: step <= self.committed))
         return rows
 
-    def _provisional(self) -> list[int]:
-        return [group for step, batch in self.batches.items() if step <= self.committed for group in batch.group_ids]
+    def _first_in(self, wanted: Callable[[int], bool]) -> list[int]:
+        """Ids of the groups whose first batch is one of the wanted steps'; without those that are final."""
+        seen: set[int] = set()
+        first: list[int] = []
+        for step in sorted(self.batches):
+            new = [group for group in self.batches[step].group_ids if group not in seen]
+            seen.update(new)
+            if wanted(step):
+                first += [group for group in new if not self.sampled[group].final]
+        return first
 
     def _add(self, rows: dict[RowKey, Counts], state: str, group_ids: Iterable[int]) -> None:
         for group in map(self.groups.__getitem__, group_ids):
@@ -273,10 +306,12 @@ class State:
             fleet=member.fleet,
             oldest=Version.from_proto(header.oldest),
             step=self._lowest_step(Version.from_proto(header.oldest), Version.from_proto(header.newest)),
+            arrival_step=self.committed,
+            priority=header.priority,
             counts=Counts(1, header.members, header.generated_tokens),
         )
         self.groups[group.group_id] = group
-        self.buffered.add(group.group_id)
+        self.buffered.add(group)
         tally = self.tallies.setdefault((group.fleet, group.oldest), Tally())
         tally.produced += group.counts
         member.groups += 1
@@ -297,35 +332,76 @@ class State:
 
     def _dropped(self, dropped: journal_pb2.Dropped) -> None:
         for group_id in dropped.group_ids:
-            group = self.groups[group_id]
             self.buffered.remove(group_id)
-            drops = self.tallies[group.fleet, group.oldest].dropped
-            drops[dropped.reason] = drops.get(dropped.reason, Counts()) + group.counts
-            self.given_back += 1
-            self._forget(group)
+            if group_id not in self.sampled:
+                self._drop(self.groups[group_id], dropped.reason)
+            else:
+                self._forget_if_done(group_id)
+
+    def _drop(self, group: Group, reason: str) -> None:
+        drops = self.tallies[group.fleet, group.oldest].dropped
+        drops[reason] = drops.get(reason, Counts()) + group.counts
+        self.given_back += 1
+        self._forget(group)
 
     def _forget(self, group: Group) -> None:
         del self.groups[group.group_id]
+        self.sampled.pop(group.group_id, None)
         frame = self.frames[group.lsn]
         frame.live -= 1
         if not frame.live:
             del self.frames[group.lsn]
             self.released.append(frame.position)
 
+    def _forget_if_done(self, group_id: int) -> None:
+        """A group that was trained is kept while a batch that may be replayed, or a later one, can have it."""
+        if group_id not in self.buffered and not self.sampled[group_id].live:
+            self._forget(self.groups[group_id])
+
     # --- batches out
 
     def _leased(self, leased: journal_pb2.Leased, position: Position) -> None:
-        group_ids = tuple(leased.group_ids)
+        group_ids, incarnation = tuple(leased.group_ids), leased.member.incarnation
         known = self.batches.get(leased.step)
         if known is None:
-            self.buffered.difference_update(group_ids)
+            self._take_out(group_ids, set(leased.reusable))
         elif known.group_ids != group_ids:
             raise JournalDamaged(f"LSN {position.lsn}: step {leased.step} is leased with other groups than before")
-        self.batches[leased.step] = Batch(attempt=leased.attempt, group_ids=group_ids)
+        tries = known.tries + (known.incarnation != incarnation) if known else 1
+        self.batches[leased.step] = Batch(
+            attempt=leased.attempt, group_ids=group_ids, incarnation=incarnation, tries=tries
+        )
+
+    def _take_out(self, group_ids: Iterable[int], reusable: set[int]) -> None:
+        for group_id in group_ids:
+            sampled = self.sampled.setdefault(group_id, Sampled())
+            sampled.times, sampled.live = sampled.times + 1, sampled.live + 1
+            if group_id in reusable:
+                self.buffered.mark_used(group_id)
+            else:
+                self.buffered.remove(group_id)
+
+    def _rejected(self, rejected: journal_pb2.Rejected) -> None:
+        batch, refused = self.batches.pop(rejected.step), set(rejected.group_ids)
+        for group_id in batch.group_ids:
+            sampled = self.sampled[group_id]
+            sampled.times, sampled.live = sampled.times - 1, sampled.live - 1
+            used = sampled.times > 0
+            if group_id in self.buffered:
+                self.buffered.remove(group_id)
+            if group_id in refused and not used:
+                self._drop(self.groups[group_id], rejected.reason)
+            elif group_id in refused:
+                self._forget_if_done(group_id)
+            else:
+                self.buffered.add(self.groups[group_id], used=used)
+                if not used:
+                    del self.sampled[group_id]
 
     def _committed(self, committed: journal_pb2.Committed, at_unix_s: float) -> None:
         if committed.step > self.committed:
             self.committed = committed.step
+            self.batches[committed.step] = replace(self.batches[committed.step], tries=0, incarnation=0)
             self.steps[committed.step] = control_pb2.StepRecord(
                 step=committed.step, at_unix_s=at_unix_s, metrics_json=committed.metrics_json
             )
@@ -336,9 +412,12 @@ class State:
 
     def _finalize(self, step: int) -> None:
         for done in [done for done in self.batches if done <= step]:
-            for group in [self.groups[group_id] for group_id in self.batches.pop(done).group_ids]:
-                self.tallies[group.fleet, group.oldest].final += group.counts
-                self._forget(group)
+            for group_id in self.batches.pop(done).group_ids:
+                group, sampled = self.groups[group_id], self.sampled[group_id]
+                if not sampled.final:
+                    self.tallies[group.fleet, group.oldest].final += group.counts
+                sampled.final, sampled.live = True, sampled.live - 1
+                self._forget_if_done(group_id)
         self.final = max(self.final, step)
         self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint >= self.final]
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from forebay.buffer import batching
+import logging
+from collections.abc import Sequence
+
+from forebay.buffer import admission, batching, selectors
 from forebay.buffer.errors import CallRefused
 from forebay.buffer.ledger import Batch
 from forebay.buffer.reservoir import Reservoir
 from forebay.wire.v1 import common_pb2, experience_pb2, journal_pb2
+
+log = logging.getLogger(__name__)
+
+#: The reason under which the ledger counts groups that no learner could train.
+DEAD_LETTER = "dead_letter"
 
 
 class Outlet:
@@ -27,9 +35,38 @@ class Outlet:
         if state.paused:
             self._wait(request.step, f"the run to be resumed (paused: {state.paused})")
             return None
+        self._put_dead_batch_aside(request)
         known = state.batches.get(request.step)
         group_ids = known.group_ids if known else self._compose(request.step)
         return self._record(request, known, group_ids) if group_ids else None
+
+    def no_batch(self) -> experience_pb2.LeaseResponse:
+        """What a learner is told that got no batch."""
+        if self.ended:
+            data, rules = self._reservoir.rules.groups_of_data, self._reservoir.rules
+            return experience_pb2.LeaseResponse(
+                ended=f"the prompts are used up: task.epochs passes are {data} groups, "
+                f"{len(self._reservoir.state.buffered)} are left, a step takes {rules.groups_per_step}"
+            )
+        waits = self._reservoir.lease_waits
+        return experience_pb2.LeaseResponse(waiting_for=waits[1] if waits else "samplers")
+
+    @property
+    def ended(self) -> bool:
+        """Whether there will never be another batch."""
+        return admission.exhausted(self._reservoir.state, self._reservoir.rules)
+
+    def reject(self, request: experience_pb2.RejectRequest) -> None:
+        """Put groups of a leased batch aside that cannot be trained; said again it is no news. Raises CallRefused."""
+        self._reservoir.speaker(request.member, common_pb2.ROLE_LEARNER)
+        batch = self._reservoir.state.batches.get(request.step)
+        if batch is None or request.step <= self._reservoir.state.committed or batch.attempt != request.attempt:
+            return
+        unknown = sorted(set(request.group_ids) - set(batch.group_ids))
+        if unknown or not request.group_ids:
+            raise CallRefused(f"groups {unknown} are not in the batch of step {request.step}")
+        log.warning("step %d: groups %s cannot be trained: %s", request.step, list(request.group_ids), request.reason)
+        self._reject(request.step, request.group_ids)
 
     def commit(self, request: experience_pb2.CommitRequest) -> None:
         """The step is done; said again it is no news. Raises CallRefused."""
@@ -41,6 +78,7 @@ class Outlet:
             raise CallRefused(f"step {request.step} cannot be committed: {state.committed + 1} is next, once leased")
         if request.step <= state.committed and request.checkpoint_step <= state.checkpoint:
             return
+        self._check_attempt(request)
         committed = journal_pb2.Committed(
             member=request.member,
             step=request.step,
@@ -50,6 +88,14 @@ class Outlet:
         )
         self._reservoir.record(journal_pb2.Event(committed=committed))
         self._reservoir.changed()
+
+    def _check_attempt(self, request: experience_pb2.CommitRequest) -> None:
+        batch = self._reservoir.state.batches.get(request.step)
+        if batch is not None and request.attempt not in (0, batch.attempt):
+            raise CallRefused(
+                f"step {request.step} cannot be committed for attempt {request.attempt} of its lease: "
+                f"attempt {batch.attempt} is the current one; lease the step again"
+            )
 
     def rewind(self, request: experience_pb2.RewindRequest) -> int:
         """Back to a checkpoint; how many batches will be leased again. Raises CallRefused."""
@@ -65,25 +111,47 @@ class Outlet:
         self._reservoir.changed()
         return sum(1 for later in state.batches if later > step)
 
+    def _put_dead_batch_aside(self, request: experience_pb2.LeaseRequest) -> None:
+        """A batch that learner after learner died of is dropped, and another one composed."""
+        step, limit = request.step, self._reservoir.rules.max_attempts
+        batch = self._reservoir.state.batches.get(step)
+        if batch is not None and batch.tries >= limit and batch.incarnation != request.member.incarnation:
+            log.error(
+                "step %d: %d learners in a row leased this batch and none committed it; its groups %s are dead letters",
+                step,
+                batch.tries,
+                list(batch.group_ids),
+            )
+            self._reject(step, batch.group_ids)
+
+    def _reject(self, step: int, group_ids: Sequence[int]) -> None:
+        rejected = journal_pb2.Rejected(step=step, group_ids=group_ids, reason=DEAD_LETTER)
+        self._reservoir.record(journal_pb2.Event(rejected=rejected))
+        self._reservoir.changed()
+
     def _compose(self, step: int) -> tuple[int, ...]:
-        reservoir = self._reservoir
-        found = batching.compose(reservoir.state, reservoir.rules, step)
-        if found.stale:
-            dropped = journal_pb2.Dropped(group_ids=found.stale, reason="stale")
-            reservoir.record(journal_pb2.Event(dropped=dropped))
-            reservoir.permits_changed.notify()
-        if found.missing:
-            self._wait(step, f"samplers: {found.missing} more groups for step {step}")
-        return found.chosen
+        state, rules = self._reservoir.state, self._reservoir.rules
+        stale = batching.stale(state, rules, step)
+        if stale:
+            self._reservoir.record(journal_pb2.Event(dropped=journal_pb2.Dropped(group_ids=stale, reason="stale")))
+            self._reservoir.permits_changed.notify()
+        missing = batching.missing(state, rules)
+        if missing:
+            self._wait(step, f"samplers: {missing} more groups for step {step}")
+        return () if missing else selectors.choose(state, rules, step)
 
     def _record(self, request: experience_pb2.LeaseRequest, known: Batch | None, group_ids: tuple[int, ...]) -> Batch:
-        batch = Batch(attempt=known.attempt + 1 if known else 1, group_ids=group_ids)
+        state, rules = self._reservoir.state, self._reservoir.rules
         leased = journal_pb2.Leased(
-            member=request.member, step=request.step, attempt=batch.attempt, group_ids=group_ids
+            member=request.member,
+            step=request.step,
+            attempt=known.attempt + 1 if known else 1,
+            group_ids=group_ids,
+            reusable=[] if known else selectors.reusable(state, rules, group_ids),
         )
         self._reservoir.record(journal_pb2.Event(leased=leased))
         self._reservoir.lease_waits = None
-        return batch
+        return state.batches[request.step]
 
     def _wait(self, step: int, cause: str) -> None:
         waits = self._reservoir.lease_waits

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from forebay.buffer.admission import last_step
 from forebay.buffer.disk import Disk
 from forebay.buffer.errors import JournalDamaged, JournalFailed, MemberFenced, MemberUnknown
 from forebay.buffer.evals import EvalDesk, final_missing
@@ -21,6 +22,7 @@ from forebay.buffer.members import Members
 from forebay.buffer.progress import Progress
 from forebay.buffer.records import Position, Scan, Tail
 from forebay.buffer.rules import Rules
+from forebay.buffer.selectors import order_of
 from forebay.buffer.signals import Signal
 from forebay.buffer.weight_store import WeightStore
 from forebay.config.identity import differences, run_json
@@ -49,6 +51,7 @@ class Reservoir:
         wall: Callable[[], float],
     ) -> None:
         self.run, self.rules, self.state, self.store = run, Rules.of(run), state, store
+        state.buffered.order_by(order_of(self.rules))
         self.members = Members(run.buffer.member_timeout_s, clock)
         self.evals = EvalDesk(is_live=self.members.is_live)
         self.permits_changed, self.groups_changed, self.versions_changed = Signal(), Signal(), Signal()
@@ -116,7 +119,7 @@ class Reservoir:
     @property
     def finished(self) -> bool:
         """Whether every step is saved and the final evaluation reported."""
-        return self.state.checkpoint >= self.rules.steps and not final_missing(self.state, self.rules)
+        return self.state.checkpoint >= last_step(self.state, self.rules) and not final_missing(self.state, self.rules)
 
     @property
     def disk_bytes(self) -> int:

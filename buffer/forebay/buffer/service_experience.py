@@ -52,14 +52,22 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
         self, request: experience_pb2.LeaseRequest, context: Any
     ) -> AsyncIterator[experience_pb2.LeaseResponse]:
         """Wait for the batch; then its composition and its frames."""
-        batch = await self._reservoir.groups_changed.until(lambda: self._outlet.lease(request), wait_of(request.wait_s))
+        batch = await self._reservoir.groups_changed.until(
+            lambda: self._outlet.lease(request), wait_of(request.wait_s), give_up=lambda: self._outlet.ended
+        )
         await self._reservoir.durable()
         if batch is None:
-            waits = self._reservoir.lease_waits
-            yield experience_pb2.LeaseResponse(waiting_for=waits[1] if waits else "samplers")
+            yield self._outlet.no_batch()
             return
         async for part in self._parts(request.step, batch):
             yield part
+
+    @answering
+    async def Reject(self, request: experience_pb2.RejectRequest, context: Any) -> experience_pb2.RejectResponse:
+        """Put groups aside that cannot be trained."""
+        self._outlet.reject(request)
+        await self._reservoir.durable()
+        return experience_pb2.RejectResponse()
 
     @answering
     async def Commit(self, request: experience_pb2.CommitRequest, context: Any) -> experience_pb2.CommitResponse:

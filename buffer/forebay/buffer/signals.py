@@ -37,10 +37,12 @@ class Signal:
         finally:
             self._waiters.discard(waiter)
 
-    async def until(self, attempt: Callable[[], T | None], wait_s: float) -> T | None:
+    async def until(
+        self, attempt: Callable[[], T | None], wait_s: float, give_up: Callable[[], bool] = lambda: False
+    ) -> T | None:
         """What `attempt` finds, tried again after each change for `wait_s` at most; None when it found nothing."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        while (found := attempt()) is None and loop.time() < deadline and not self.closed:
+        while (found := attempt()) is None and loop.time() < deadline and not self.closed and not give_up():
             await self.wait(deadline - loop.time())
         return found

@@ -19,6 +19,9 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.groups + other.groups, self.trajectories + other.trajectories, self.tokens + other.tokens)
 
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(self.groups - other.groups, self.trajectories - other.trajectories, self.tokens - other.tokens)
+
 
 @dataclass(slots=True)
 class Tally:

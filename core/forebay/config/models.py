@@ -93,6 +93,7 @@ class TaskSection(Section):
     name: str
     options: dict[str, Any] = Field(default_factory=dict, description="passed to the task")
     train_prompts: Positive = 2000
+    epochs: Natural = Field(default=0, description="passes over the prompts at most; 0: as many as the steps need")
     heldout_prompts: Natural = 200
     system_prompt: str = ""
     prompt_template: str = Field(default="{prompt}", description="the user's message; {prompt} is the task's question")
@@ -159,6 +160,21 @@ class LearnerSection(Section):
     group_size: Positive = Field(default=8, description="G: trajectories a group")
     max_staleness: Natural = Field(
         default=4, description="steps; 0 with [publish] every_steps = 1 is the synchronous algorithm"
+    )
+    stale: Literal["drop", "keep"] = Field(
+        default="drop", description="what becomes of groups beyond max_staleness when a batch is composed"
+    )
+    selector: Literal["oldest", "fifo", "freshest", "priority", "uniform"] = Field(
+        default="oldest", description="which of the buffered groups a batch takes"
+    )
+    priority_aging: Annotated[float, Field(ge=0)] = Field(
+        default=0.1, description="what a waiting group's priority gains a step"
+    )
+    max_times_sampled: Positive = Field(
+        default=1, description="batches that may have the same group (selector uniform only)"
+    )
+    max_attempts: Positive = Field(
+        default=3, description="learners in a row that may die of a batch before its groups are dead letters"
     )
     epochs: Positive = 1
     minibatches: Positive = Field(default=1, description="optimizer updates an epoch")
@@ -249,6 +265,7 @@ class RunFile(Section):
                 f"learner.minibatches is {self.learner.minibatches}; expected at most learner.groups_per_step "
                 f"({self.learner.groups_per_step}): a group is never split"
             )
+        self._check_sampling()
         for section, keys, owned in (
             ("sampler.engine", self.sampler.engine, OWNED_ENGINE_KEYS),
             ("learner.deepspeed", self.learner.deepspeed, OWNED_DEEPSPEED_KEYS),
@@ -257,6 +274,19 @@ class RunFile(Section):
                 if key in owned:
                     raise ValueError(f"{section}.{key} is forebay's own: {owned[key]}")
         return self
+
+    def _check_sampling(self) -> None:
+        times = self.learner.max_times_sampled
+        if times > 1 and self.learner.selector != "uniform":
+            raise ValueError(
+                f"learner.max_times_sampled is {times}, but learner.selector is {self.learner.selector!r}; "
+                "expected 1, or the selector uniform"
+            )
+        if times > self.learner.max_staleness + 1:
+            raise ValueError(
+                f"learner.max_times_sampled is {times}, but with learner.max_staleness = {self.learner.max_staleness} "
+                f"no group lives that many steps; expected at most {self.learner.max_staleness + 1}"
+            )
 
     @property
     def sampler_target(self) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from forebay.learner.errors import BadExperience
 from forebay.learner.packing import Sample
 from forebay.wire.trajectory import Trajectory
 
@@ -18,11 +16,9 @@ ZERO_SPREAD = 1e-6
 def group_advantages(rewards: Sequence[float], *, normalize: bool) -> list[float]:
     """(reward - mean) / standard deviation of the group, population deviation (divided by G, not G - 1), no epsilon.
 
-    `normalize=False` leaves the division out. By rule, a group of one and a group of equal rewards get 0. Raises
-    BadExperience on a reward that is not finite: it would spoil its whole group.
+    `normalize=False` leaves the division out. By rule, a group of one and a group of equal rewards get 0. Rewards are
+    finite: `open_batch` lets no others in.
     """
-    if not all(map(math.isfinite, rewards)):
-        raise BadExperience(f"rewards {list(rewards)} are not all finite: the sampler must drop such a group")
     values = np.asarray(rewards, np.float64)
     centred = values - values.mean()
     spread = centred.std()
@@ -40,8 +36,5 @@ def with_advantages(trajectories: Sequence[Trajectory], *, normalize: bool) -> l
 
 
 def _with_advantages(group: list[Trajectory], normalize: bool) -> list[Sample]:
-    try:
-        advantages = group_advantages([trajectory.reward for trajectory in group], normalize=normalize)
-    except BadExperience as error:
-        raise BadExperience(f"group {group[0].group_id}: {error}") from None
+    advantages = group_advantages([trajectory.reward for trajectory in group], normalize=normalize)
     return [Sample(trajectory=t, advantage=a) for t, a in zip(group, advantages, strict=True)]

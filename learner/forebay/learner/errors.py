@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from forebay.errors import ForebayError
 
 
@@ -10,7 +12,11 @@ class LearnerError(ForebayError, RuntimeError):
 
 
 class BadExperience(LearnerError):
-    """A batch holds something that must not be trained on."""
+    """Groups of a batch cannot be trained on."""
+
+    def __init__(self, message: str, group_ids: Sequence[int]) -> None:
+        super().__init__(message)
+        self.group_ids = tuple(group_ids)
 
 
 class NonFiniteTraining(LearnerError):

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from forebay.buffer.client import Lease, Membership
+from forebay.buffer.client import Ended, Lease, Membership
 from forebay.config.identity import run_json
 from forebay.config.models import RunFile
 from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from forebay.learner.batch import batch_metrics, open_batch
 from forebay.learner.checkpoint import TORCH_RANDOM, CheckpointStore, Counters, Saved
 from forebay.learner.engine import Engine
-from forebay.learner.errors import KlExceeded
+from forebay.learner.errors import BadExperience, KlExceeded
 from forebay.learner.heart import Heart
 from forebay.learner.policy import Policy
 from forebay.learner.port import BufferPort
@@ -71,6 +71,7 @@ class Learner:
     def __init__(self, run: RunFile, client: BufferPort, stop: Stop, checkpoints: CheckpointStore) -> None:
         self._run, self._client, self._stop, self._checkpoints = run, client, stop, checkpoints
         self._clock = PhaseClock()
+        self._ended = ""  #: why the data ended, once it has
         torch.manual_seed(run.run.seed)
         saved = checkpoints.newest()
         self._model: PreTrainedModel = load_model(str(saved.folder) if saved else run.model.path)
@@ -94,13 +95,14 @@ class Learner:
         with self._heart:
             self._start()
             for step in range(self._progress.step + 1, self._run.learner.steps + 1):
-                lease = self._lease(step)
-                if lease is None:
+                batch = self._batch(step)
+                if batch is None:
                     break
-                trajectories, metrics = self._train(lease)
+                lease, trajectories = batch
+                metrics = self._train(step, trajectories)
                 self._publish_if_due(step)
                 self._checkpoint_if_due(step)
-                self._commit(step, trajectories, metrics)
+                self._commit(lease, trajectories, metrics)
             return self._finish()
 
     def leave(self) -> None:
@@ -140,22 +142,34 @@ class Learner:
             pass
         self._clock.take()
 
+    def _batch(self, step: int) -> tuple[Lease, list[Trajectory]] | None:
+        """The batch of `step`, without groups that cannot be read; None when it will not come, or on a stop."""
+        while (lease := self._lease(step)) is not None:
+            try:
+                with self._clock.phase("decode"):
+                    return lease, open_batch(lease)
+            except BadExperience as error:
+                log.error("%s", error)
+                self._client.reject(lease, error.group_ids, str(error))
+        return None
+
     def _lease(self, step: int) -> Lease | None:
-        """The batch of `step`; None when asked to stop first."""
+        """What the buffer leases for `step`; None when asked to stop first, or when the data has ended."""
         self._heart.doing(f"waiting: batch of step {step}")
         with self._clock.phase("wait_buffer"):
             while not self._stop.asked:
                 answer = self._client.lease(step, LEASE_WAIT_S)
                 if isinstance(answer, Lease):
                     return answer
+                if isinstance(answer, Ended):
+                    self._ended = answer.cause
+                    return None
                 self._heart.doing(f"waiting: {answer.cause}")
         return None
 
-    def _train(self, lease: Lease) -> tuple[list[Trajectory], dict[str, float]]:
-        self._heart.doing(f"training step {lease.step}")
-        with self._clock.phase("decode"):
-            trajectories = open_batch(lease)
-        return trajectories, self._trainer.train(lease.step, trajectories)
+    def _train(self, step: int, trajectories: list[Trajectory]) -> dict[str, float]:
+        self._heart.doing(f"training step {step}")
+        return self._trainer.train(step, trajectories)
 
     def _publish_if_due(self, step: int) -> None:
         if step % self._run.publish.every_steps == 0 or self._is_last(step):
@@ -179,13 +193,14 @@ class Learner:
             self._checkpoints.save(counters, self._host, self._model, self._tokenizer, trainer)
         self._progress = Progress(step=self._progress.step, checkpoint_step=step)
 
-    def _commit(self, step: int, trajectories: list[Trajectory], metrics: Mapping[str, float]) -> None:
+    def _commit(self, lease: Lease, trajectories: list[Trajectory], metrics: Mapping[str, float]) -> None:
+        step = lease.step
         if self._is_last(step):
             self._heart.doing(f"publishing step {step}")
             with self._clock.phase("publish"):
                 self._publisher.wait_stored()
         told = self._told(step, trajectories, metrics)
-        self._client.commit(step, self._progress.checkpoint_step, told)
+        self._client.commit(step, self._progress.checkpoint_step, told, lease.attempt)
         self._progress = Progress(step=step, checkpoint_step=self._progress.checkpoint_step)
         _append_line(self._run.run.home / "learner" / "metrics.jsonl", {"step": step, **told})
         shown = (told[key] for key in ("reward_mean", "kl", "tokens_per_s"))
@@ -209,6 +224,11 @@ class Learner:
     def _finish(self) -> int:
         """Done, or asked to stop: nothing trained is left unsaved, nothing offered unsent unless the buffer is away."""
         step = self._progress.step
+        if self._ended:
+            log.info("finished after step %d: %s", step, self._ended)
+            if step % self._run.publish.every_steps:
+                self._offer(step)
+            self._publisher.wait_stored()
         if step > self._progress.checkpoint_step and not self._stop.failed:
             self._checkpoint(step)
             self._client.commit(step, step, {})
