@@ -74,9 +74,7 @@ def _bulk(plan: Plan, folder: Path, row_bytes: int, frame_bytes: int, rows: int)
     groups_a_frame = max(1, frame_bytes // (row_bytes * GROUP_SIZE))
     frames = max(1, rows // (groups_a_frame * GROUP_SIZE * PROCESSES))
     groups = frames * groups_a_frame * PROCESSES * plan.rounds
-    shape = RunShape(
-        group_size=GROUP_SIZE, groups_per_step=_ANY_GROUPS_A_STEP, steps=-(-groups // _ANY_GROUPS_A_STEP)
-    )
+    shape = RunShape(group_size=GROUP_SIZE, groups_per_step=_ANY_GROUPS_A_STEP, steps=-(-groups // _ANY_GROUPS_A_STEP))
     with site(folder / "bulk", shape, processes=PROCESSES) as here:
         return [here.append(frames, groups_a_frame, row_bytes, IN_FLIGHT) for _ in range(plan.rounds)]
 

@@ -74,6 +74,12 @@ class LoadProcess:
         return self.hear()
 
 
+def span_s(answers: Iterable[Mapping[str, Any]]) -> float:
+    """Seconds from the first process's start to the last one's end: all share the machine's monotonic clock."""
+    told = list(answers)
+    return float(max(answer["ended_s"] for answer in told) - min(answer["began_s"] for answer in told))
+
+
 def ask_all(processes: Iterable[LoadProcess], do: str, **arguments: Any) -> list[dict[str, Any]]:
     """The same command to all at once; their answers. Raises LoadFailed."""
     told = list(processes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.buffer_load.commands import LoadProcess, ask_all
+from benchmarks.buffer_load.commands import LoadProcess, ask_all, span_s
 from benchmarks.buffer_load.server import RunShape, Server
 
 
@@ -71,8 +71,8 @@ class Site:
 
 
 def phase(answers: Sequence[Mapping[str, Any]], server_cpu_s: float) -> Phase:
-    """What the answers of load processes add up to. They share the machine's monotonic clock."""
-    seconds = max(answer["ended_s"] for answer in answers) - min(answer["began_s"] for answer in answers)
+    """What the answers of load processes add up to."""
+    seconds = span_s(answers)
     return Phase(
         rows=sum(answer["rows"] for answer in answers),
         bytes=sum(answer["bytes"] for answer in answers),

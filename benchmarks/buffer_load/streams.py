@@ -17,9 +17,7 @@ _IN_FLIGHT = 4
 def streams(plan: Plan, folder: Path) -> dict[str, Any]:
     """Rows sent and rows in the ledger, and the server's memory at its peak."""
     members_each = max(1, plan.streams // PROCESSES)
-    shape = RunShape(
-        group_size=GROUP_SIZE, groups_per_step=PROCESSES * members_each, steps=plan.stream_frames
-    )
+    shape = RunShape(group_size=GROUP_SIZE, groups_per_step=PROCESSES * members_each, steps=plan.stream_frames)
     with site(folder / "streams", shape, processes=PROCESSES, members_each=members_each) as here:
         idle_mb = here.server.memory_mb()
         sent = here.append(plan.stream_frames, 1, 1024, _IN_FLIGHT)
