@@ -42,6 +42,7 @@ _ROLES = {"sampler": common_pb2.ROLE_SAMPLER, "learner": common_pb2.ROLE_LEARNER
 class BufferClient:
     """Calls to one buffer. Every call is tried again for as long as the buffer cannot be reached.
 
+    `channel` (`in_process.InProcessChannel`) takes the place of a connection to `address`.
     `ack` says how safe a frame must be before `append` returns: in the buffer's memory, written to its operating
     system, or durable on its disk. `on_trouble` gets a line now and then while the buffer cannot be reached, and one
     when it is back; by default they are logged.
@@ -52,12 +53,13 @@ class BufferClient:
         self,
         address: str,
         *,
+        channel: Any = None,
         clock: Callable[[], float] = time.monotonic,
         on_trouble: Callable[[str], None] | None = None,
         max_outbox_bytes: int = 64 << 20,
         ack: Literal["memory", "written", "durable"] = "durable",
     ) -> None:
-        self._link = Link(address, clock=clock, on_trouble=on_trouble)
+        self._link = Link(address, channel=channel, clock=clock, on_trouble=on_trouble)
         self._experience: Any = experience_pb2_grpc.ExperienceStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._weights: Any = weights_pb2_grpc.WeightsStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._control: Any = control_pb2_grpc.ControlStub(self._link.channel)  # type: ignore[no-untyped-call]

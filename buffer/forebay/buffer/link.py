@@ -42,11 +42,12 @@ class Link:
         self,
         address: str,
         *,
+        channel: Any = None,
         clock: Callable[[], float] = time.monotonic,
         on_trouble: Callable[[str], None] | None = None,
     ) -> None:
         self.address = address
-        self.channel: Any = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        self.channel: Any = channel or grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
         self._clock = clock
         self._on_trouble = on_trouble or log.warning
         self._random = random.Random()
