@@ -5,6 +5,9 @@ Everything is plain arithmetic, so that no generator of random numbers can chang
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,25 +21,43 @@ from tests.wire.making import copy_of, frame_of, state_of
 
 FOLDER = Path(__file__).parent / "golden"
 FRAMES = {"frame_exact_v1": "zstd+exact", "frame_compact_v1": "zstd+compact"}
+#: Bits of log-probabilities that a softmax gave its likeliest token
+_RECORDED = (0xBE7B5A6A, 0xB9FE902D, 0xBA105DD2, 0xBF1EC0A5)
 WEIGHTS = ("anchor_v1", "delta_v1")
 
 
 def trajectories() -> list[Trajectory]:
-    """Two groups: several members, spans, turns and languages."""
-    return [_trajectory(group_id, member) for group_id in (3, 2**40) for member in range(3)]
+    """Two groups of several members, spans, turns and languages, and a long trajectory."""
+    short = [_trajectory(group_id, member) for group_id in (3, 2**40) for member in range(3)]
+    return [*short, _long()]
+
+
+def _long() -> Trajectory:
+    """Enough tokens for the form that lists the common ones; a large part of them is rare."""
+    index = np.arange(900)
+    mixed = (index * (2_654_435_761 + index) >> 9) % 65_521
+    tokens = np.where(mixed % 11 < 4, 300 + mixed * 31 % 48_611, 500 + mixed % 199)
+    return replace(
+        _trajectory(9, 0),
+        tokens=tokens.astype(np.int32),
+        loss_mask=index % 301 < 280,
+        logprobs=(-(index * index % 1021) / 64.0).astype(np.float32),
+    )
 
 
 def _trajectory(group_id: int, member: int) -> Trajectory:
     length = 9 + 4 * member
     index = np.arange(length)
     split = length // 2
+    logprobs = (-(index * index % 13) / 8.0 - member / 128.0).astype(np.float32)
+    logprobs.view(np.uint32)[-4:] = _RECORDED
     return Trajectory(
         group_id=group_id,
         member=member,
         prompt_tokens=np.arange(7, dtype=np.int32) * (1 + group_id % 5) * 1000,
         tokens=np.where(index < 4, 11 * index, (index * 7919 + member * 104_729) % 151_936).astype(np.int32),
         loss_mask=(index % 7 != 3) if member else np.ones(length, np.bool_),
-        logprobs=(-(index * index % 13) / 8.0 - member / 128.0).astype(np.float32),
+        logprobs=logprobs,
         spans=(VersionSpan(start=0, version=Version(1, 4)), VersionSpan(start=split, version=Version(2, 4 + member))),
         temperature=0.7,
         top_p=0.95,
@@ -88,7 +109,7 @@ def _advance(name: str, bits: np.ndarray) -> None:
 
 def frame(codec: str) -> experience_pb2.Frame:
     """The golden frame as this program writes it."""
-    return frame_of(trajectories(), codec, attempts={3: 1, 2**40: 2})
+    return frame_of(trajectories(), codec, attempts={3: 1, 2**40: 2, 9: 1})
 
 
 def weights(name: str) -> Encoded:
@@ -106,21 +127,28 @@ def read_weights(name: str) -> tuple[weights_pb2.Manifest, bytes]:
     return weights_pb2.Manifest.FromString(content[4:end]), content[end:]
 
 
-def _write(name: str, content: bytes) -> None:
+def _write(name: str, content: Callable[[], bytes]) -> None:
     path = FOLDER / f"{name}.bin"
-    if path.exists():
-        raise SystemExit(f"{path} is there: golden files are never written again; give a new format a new name")
-    path.write_bytes(content)
+    if not path.exists():  # golden files are never written again: a new format gets a new name
+        path.write_bytes(content())
 
 
 def main() -> None:
     """Write the files that are not there."""
     for name, codec in FRAMES.items():
-        _write(name, frame(codec).SerializeToString(deterministic=True))
+        _write(name, partial(_frame_file, codec))
     for name in WEIGHTS:
-        encoded = weights(name)
-        manifest = encoded.manifest.SerializeToString(deterministic=True)
-        _write(name, len(manifest).to_bytes(4, "little") + manifest + encoded.payload())
+        _write(name, partial(_weights_file, name))
+
+
+def _frame_file(codec: str) -> bytes:
+    return frame(codec).SerializeToString(deterministic=True)
+
+
+def _weights_file(name: str) -> bytes:
+    encoded = weights(name)
+    manifest = encoded.manifest.SerializeToString(deterministic=True)
+    return len(manifest).to_bytes(4, "little") + manifest + encoded.payload()
 
 
 if __name__ == "__main__":

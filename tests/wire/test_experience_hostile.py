@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +19,15 @@ import zstandard
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from forebay.wire import arrow_message, storage
 from forebay.wire.experience import FrameError, check_frame, decode_frame
+from forebay.wire.storage import Columns
 from forebay.wire.trajectory import VersionSpan
 from forebay.wire.v1 import experience_pb2
-from tests.wire.making import NEW, OLD, content_of, facts, flipped, frame_of, resealed, trajectory
+from forebay.wire.words import WordReader, as_words
+from tests.wire.making import NEW, OLD, concatenated, content_of, facts, flipped, frame_of, resealed, trajectory
 
 _SPANS = (VersionSpan(start=0, version=OLD), VersionSpan(start=2, version=NEW))
 _MASK = np.array([True, False, True, True])
@@ -134,40 +140,57 @@ def _bomb(size: int) -> bytes:
     return b"".join(compressor.compress(piece) for _ in range(size >> 20)) + compressor.flush()
 
 
-@pytest.mark.parametrize("declared", [512 << 20, 64 << 20, 16 << 20, 1000])
-def test_a_zstd_bomb_is_refused_fast(declared: int) -> None:
+def _bombs() -> dict[str, experience_pb2.Frame]:
+    """Small frames that would be huge, up to what a header may declare for so small a payload."""
     payload = _bomb(512 << 20)
-    frame = resealed(_FRAME, _CONTENT, payload=payload)
-    frame.header.uncompressed_bytes = declared
-    started_s = time.process_time()
-    _refused(frame)
-    assert time.process_time() - started_s < 0.1
+    bombs = {f"zstd {declared}": resealed(_FRAME, _CONTENT, payload) for declared in (512 << 20, 4 << 20, 1000)}
+    for name, frame in bombs.items():
+        frame.header.uncompressed_bytes = int(name.split()[1])
+    room = (4 << 20) - 4096
+    for column, head in {"words": b"\x01", "tokens": b"\x01", "logprobs": b"", "floats": b""}.items():
+        bombs[column] = _rebuilt(**{column: head + bytes(room)})
+    bombs["common tokens"] = _rebuilt(tokens=b"\x11\x01\x00" + bytes(room))
+    bombs["odd log-probabilities"] = _rebuilt(logprobs=b"\xff" * room)
+    bombs["texts"] = _rebuilt(texts=[""] * (room // 4))
+    bombs["one text"] = _rebuilt(texts=["x" * room])
+    bombs["arrow"] = _arrow_bomb()
+    return bombs
 
 
-def test_a_bomb_takes_no_memory() -> None:
-    """In a process of its own, whose peak is its own."""
+def test_a_decompression_bomb_is_refused_within_10_ms_and_32_mb(tmp_path: Path) -> None:
+    """In a process of its own, whose time and peak of memory are its own."""
+    bombs = _bombs()
+    for number, bomb in enumerate([_FRAME, *bombs.values()]):
+        assert bomb.ByteSize() < 64 << 10
+        (tmp_path / f"{number:03}").write_bytes(bomb.SerializeToString())
     program = (
-        "import resource\n"
-        "from tests.wire import test_experience_hostile as hostile\n"
-        "frame = hostile.resealed(hostile._FRAME, hostile._CONTENT, payload=hostile._bomb(512 << 20))\n"
-        "hostile._refused(hostile._arrow_bomb())\n"
+        "import json, pathlib, resource, sys, time\n"
+        "from forebay.wire.experience import FrameError, decode_frame\n"
+        "from forebay.wire.v1.experience_pb2 import Frame\n"
+        "honest, *bombs = map(pathlib.Path.read_bytes, sorted(pathlib.Path(sys.argv[1]).iterdir()))\n"
+        "decode_frame(Frame.FromString(honest))\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "for declared in (512 << 20, 1000):\n"
-        "    frame.header.uncompressed_bytes = declared\n"
-        "    hostile._refused(frame)\n"
-        "hostile._refused(hostile._arrow_bomb())\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+        "def seconds(bomb):\n"
+        "    frame, started_s = Frame.FromString(bomb), time.process_time()\n"
+        "    try:\n"
+        "        decode_frame(frame)\n"
+        "    except FrameError:\n"
+        "        return time.process_time() - started_s\n"
+        "taken_s = [min(seconds(bomb) for _ in range(5)) for bomb in bombs]\n"
+        "print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, taken_s]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 32 << 10  # KiB
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    grown_kib, taken_s = json.loads(done.stdout)
+    assert grown_kib < 32 << 10
+    assert max(taken_s) < 0.01, dict(zip(bombs, taken_s, strict=True))
 
 
 def _arrow_bomb() -> experience_pb2.Frame:
     """An Arrow message whose zstd-compressed buffer expands to 64 MiB."""
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(_CONTENT), storage._SCHEMA)
-    planes = pa.ListArray.from_arrays(pa.array([0, 64 << 20], pa.int32()), pa.array(np.zeros(64 << 20, np.uint8)))
-    at = batch.schema.get_field_index("token_planes")
-    return resealed(_FRAME, _ipc(batch.set_column(at, batch.schema.field(at), planes), compression="zstd"))
+    at = batch.schema.get_field_index("tokens")
+    zeros = pa.array([bytes(64 << 20)], pa.binary())
+    return resealed(_FRAME, _ipc(batch.set_column(at, batch.schema.field(at), zeros), compression="zstd"))
 
 
 def _ipc(batch: pa.RecordBatch, **options: object) -> bytes:
@@ -210,81 +233,190 @@ def test_other_arrow_messages_are_refused() -> None:
     _refused(resealed(_FRAME, _CONTENT + bytes(64)), "followed by")
 
 
-def _rebuilt(**columns: object) -> experience_pb2.Frame:
-    return resealed(_FRAME, storage.pack({**storage.unpack(_CONTENT), **columns}))
+def _rebuilt(**streams: bytes | list[str]) -> experience_pb2.Frame:
+    """The frame with other columns: bytes, or the list of texts."""
+    origin, columns = storage.unpack(_CONTENT)
+    changed = {name: [np.frombuffer(data, np.uint8)] for name, data in streams.items() if isinstance(data, bytes)}
+    kept = {name: getattr(columns, name) for name in storage._BYTES}
+    texts = streams.get("texts", columns.texts.to_pylist())
+    packed = storage.pack(origin, Columns(**{**kept, **changed}, texts=texts))
+    return resealed(_FRAME, packed.content)
 
 
-_U4 = np.uint32
+#: Where the words of `_FRAME` stand: three members of two groups, five spans, four runs, two reward parts.
+_PLACES = {
+    "members": 0, "lengths": 3, "shared": 6, "alike": 9, "run_counts": 12, "span_counts": 15, "part_counts": 18,
+    "finish_reason": 21, "trace": 24, "metadata": 27, "span_starts": 30, "span_incarnations": 35, "span_steps": 40,
+    "runs": 45, "part_names": 49, "end": 51,
+}  # fmt: skip
+
+
+def _all_words() -> NDArray[np.int64]:
+    _, columns = storage.unpack(_CONTENT)
+    return WordReader(columns.words[0]).rows(1, _PLACES["end"]).reshape(-1)
+
+
+def _reworded(**values: list[int]) -> experience_pb2.Frame:
+    """The frame with other words from the named places on."""
+    words = _all_words()
+    for name, own in values.items():
+        words[_PLACES[name] : _PLACES[name] + len(own)] = own
+    return _rebuilt(words=concatenated(as_words([words])))
+
+
+def test_the_words_stand_where_these_tests_take_them_for() -> None:
+    words = _all_words().tolist()
+    for name, expected in {
+        "members": [0, 1, 0],
+        "lengths": [4, 4, 4],
+        "shared": [0, 4, 0],
+        "alike": [0, 4, 0],
+        "run_counts": [2, 2, 0],
+        "span_counts": [2, 2, 1],
+        "part_counts": [1, 1, 0],
+        "span_steps": [4, 5, 4, 5, 4],
+        "runs": [1, 1, 1, 1],
+        "part_names": [0, 1],
+    }.items():
+        assert words[_PLACES[name] : _PLACES[name] + len(expected)] == expected
+    assert facts(decode_frame(_reworded())[0]) == facts(_MEMBERS[0])
+
+
+_HUGE = 2**32 - 1
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
+    ("name", "values", "message"),
     [
-        ("group_ids", np.array([1], np.uint64)),
-        ("group_members", np.array([3, 0], _U4)),
-        ("group_members", np.array([2, 2], _U4)),
-        ("attempts", np.array([1], _U4)),
-        ("prompt_lengths", np.array([2**32 - 1, 2**32 - 1], _U4)),
-        ("prompt_lengths", np.array([3, 4], _U4)),
-        ("lengths", np.array([4, 4, 0], _U4)),
-        ("lengths", np.array([2**32 - 1] * 3, _U4)),
-        ("lengths", np.array([4, 4], _U4)),
-        ("shared", np.array([1, 4, 0], _U4)),
-        ("shared", np.array([0, 5, 0], _U4)),
-        ("shared", np.array([0, 4, 1], _U4)),
-        ("token_planes", np.zeros(3, np.uint8)),
-        ("token_planes", np.zeros(0, np.uint8)),
-        ("logprob_planes", np.zeros(12, np.uint8)),
-        ("logprob_offset", np.array([0, 0], np.int64)),
-        ("run_counts", np.array([2, 2, 2**32 - 1], _U4)),
-        ("runs", np.array([1, 3, 1, 1], _U4)),
-        ("runs", np.array([2**32 - 1] * 4, _U4)),
-        ("span_counts", np.array([0, 2, 1], _U4)),
-        ("span_starts", np.array([1, 2, 0, 2, 0], _U4)),
-        ("span_starts", np.array([0, 0, 0, 2, 0], _U4)),
-        ("span_starts", np.array([0, 4, 0, 2, 0], _U4)),
-        ("span_steps", np.array([4, 6, 4, 5, 4], _U4)),
-        ("part_counts", np.array([2, 0, 1], _U4)),
-        ("part_counts", np.array([2, 0, 0], _U4)),  # names "a" twice for one member
-        ("part_names", ["a", "a", "a"]),
-        ("members", np.array([0, 1], _U4)),
-        ("reward", np.zeros(2)),
-        ("metadata", ["{}"] * 4),
-        ("origin", ["run", "s1", "edge", "eu"]),
-        ("origin_numbers", np.array([2, 8], np.uint64)),
+        ("lengths", [4, 4, 0], "without tokens"),
+        ("lengths", [_HUGE] * 3, "tokens"),
+        ("lengths", [4, 4, 5], "token ids"),
+        ("shared", [1, 4, 0], "shares more"),
+        ("shared", [0, 5, 0], "shares more"),
+        ("shared", [0, 4, 1], "shares more"),
+        ("shared", [0, 3, 0], "token ids"),
+        ("alike", [1, 4, 0], "shares more"),
+        ("alike", [0, 5, 0], "shares more"),
+        ("alike", [0, 4, 1], "shares more"),
+        ("alike", [0, 3, 0], "log-probabilities"),
+        ("run_counts", [2, 2, _HUGE], "words"),
+        ("run_counts", [2, 1, 0], "words"),
+        ("runs", [1, 3, 1, 1], "loss mask"),
+        ("runs", [_HUGE] * 4, "loss mask"),
+        ("span_counts", [0, 2, 1], "words"),
+        ("span_counts", [3, 2, 0], "spans"),
+        ("span_counts", [_HUGE] * 3, "words"),
+        ("span_starts", [1, 2, 0, 2, 0], "spans"),
+        ("span_starts", [0, 0, 0, 2, 0], "spans"),
+        ("span_starts", [0, 4, 0, 2, 0], "spans"),
+        ("span_starts", [0, 2, 0, 2, 1], "spans"),
+        ("span_steps", [4, 6, 4, 5, 4], "header"),
+        ("part_counts", [2, 0, 1], "words"),
+        ("part_counts", [2, 0, 0], "named twice"),
+        ("part_counts", [_HUGE] * 3, "words"),
+        ("part_names", [1, 0], "has not been there"),
+        ("part_names", [0, 0], "texts"),
+        ("finish_reason", [0, 2, 1], "has not been there"),
+        ("metadata", [0, 0, 1], "texts"),
+        ("members", [1, 1, 0], "twice"),
     ],
 )
-def test_columns_that_do_not_fit_each_other_are_refused(name: str, values: object) -> None:
-    _refused(_rebuilt(**{name: values}))
+def test_words_that_do_not_fit_each_other_are_refused(name: str, values: list[int], message: str) -> None:
+    _refused(_reworded(**{name: values}), message)
 
 
-@pytest.mark.parametrize("shared", [[0, 4, 1], [1, 4, 0], [0, 5, 0]])
-def test_nothing_is_shared_beyond_a_group_or_a_length(shared: list[int]) -> None:
-    """The planes fit what is then left to store: only the rule about sharing is broken."""
-    stored = 6 + max(0, 12 - sum(shared))  # two prompts of three tokens
-    _refused(_rebuilt(shared=np.array(shared, _U4), token_planes=np.zeros(stored, np.uint8)), "shares more")
+@pytest.mark.parametrize(
+    ("column", "content", "message"),
+    [
+        ("words", b"", "words"),
+        ("words", b"\x00", "words"),
+        ("words", b"\x05" + bytes(5 * 51), "words"),
+        ("words", b"\x02" + bytes(51), "words"),
+        ("words", concatenated(as_words([np.append(_all_words(), 0)])), "words"),
+        ("tokens", b"", "token ids"),
+        ("tokens", b"\x00", "form"),
+        ("tokens", b"\x05" + bytes(14), "form"),
+        ("tokens", b"\x01" + bytes(13), "token ids"),
+        ("tokens", b"\x01" + bytes(15), "token ids"),
+        ("tokens", b"\x11", "token ids"),
+        ("tokens", b"\x11\x00" + bytes(14), "token ids"),
+        ("tokens", b"\x11\x01\x07" + bytes(13), "token ids"),
+        ("tokens", b"\x11\x01\x07" + bytes(15), "planes"),
+        ("tokens", b"\x11\x01\x07" + bytes(13) + b"\xff", "planes"),
+        ("logprobs", b"", "log-probabilities"),
+        ("logprobs", bytes(7), "log-probabilities"),
+        ("logprobs", bytes(8), "log-probabilities"),
+        ("logprobs", bytes(25), "log-probabilities"),
+        ("logprobs", b"\x80" * 24, "log-probabilities"),
+        ("logprobs", b"\xff" * 33, "log-probabilities"),
+        ("floats", b"", "planes"),
+        ("floats", bytes(16), "planes"),
+        ("floats", bytes(9 * 17), "planes"),
+        ("texts", ["stop", "", "{}"], "texts"),
+        ("texts", ["stop", "", "{}", "a", "b"], "texts"),
+    ],
+)
+def test_columns_that_do_not_fit_their_words_are_refused(column: str, content: bytes | list[str], message: str) -> None:
+    _refused(_rebuilt(**{column: content}), message)
 
 
-def test_members_that_are_there_twice_are_refused() -> None:
-    _refused(_rebuilt(members=np.array([1, 1, 0], _U4)), "twice")
+def test_a_payload_under_another_header_is_refused() -> None:
+    origin, columns = storage.unpack(_CONTENT)
+    columns = replace(columns, texts=columns.texts.to_pylist())
+    assert facts(decode_frame(resealed(_FRAME, storage.pack(origin, columns).content))[0]) == facts(_MEMBERS[0])
+    _refused(resealed(_FRAME, storage.pack(origin + 1, columns).content), "another header")
+
+
+def test_codes_of_compact_log_probabilities_are_checked() -> None:
+    frame = frame_of(_MEMBERS, codec="zstd+compact")
+    origin, columns = storage.unpack(content_of(frame))
+    for content, message in (
+        (bytes(3), "compact"),
+        (bytes(7), "compact"),
+        (bytes(9), "planes"),
+        (b"\x01\x00\x00\x7f" + bytes(4), "offset"),
+        (bytes(4) + b"\xff\x00\x00\x00", "planes"),
+    ):
+        changed = replace(columns, logprobs=[np.frombuffer(content, np.uint8)], texts=columns.texts.to_pylist())
+        _refused(resealed(frame, storage.pack(origin, changed).content), message)
+
+
+def test_a_long_chain_of_sharing_members_is_followed_fast() -> None:
+    """Every member has its one token from the one before it, thousands of times over."""
+    members = [
+        trajectory(member=m, tokens=np.zeros(1, np.int32), logprobs=np.zeros(1, np.float32)) for m in range(8192)
+    ]
+    frame = frame_of(members)
+    started_s = time.process_time()
+    assert len(decode_frame(frame)) == 8192
+    assert time.process_time() - started_s < 1.0
 
 
 def test_nulls_and_bad_offsets_are_refused() -> None:
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(_CONTENT), storage._SCHEMA)
-    at = batch.schema.get_field_index("reward")
+    at = batch.schema.get_field_index("floats")
     field = batch.schema.field(at)
     for offsets in ([0, 1 << 30], [-5, 3], [3, 0]):
         memory = np.array([0, 3], np.int32)
-        column = pa.Array.from_buffers(field.type, 1, [None, pa.py_buffer(memory)], children=[pa.array(np.zeros(3))])
+        column = pa.Array.from_buffers(field.type, 1, [None, pa.py_buffer(memory), pa.py_buffer(bytes(3))])
         memory[:] = offsets  # behind the back of Arrow, which would not make such an array
-        _refused(resealed(_FRAME, arrow_message.write(batch.set_column(at, field, column))))
-    for column in (pa.array([None], field.type), pa.array([[1.0, None, 2.0]], field.type)):
+        _refused(resealed(_FRAME, arrow_message.write(batch.set_column(at, field, column))), "Arrow|null")
+    _refused(resealed(_FRAME, arrow_message.write(batch.set_column(at, field, pa.array([None], field.type)))), "null")
+    at = batch.schema.get_field_index("texts")
+    field = batch.schema.field(at)
+    for column in (pa.array([None], field.type), pa.array([["stop", None, "{}", "a"]], field.type)):
         _refused(resealed(_FRAME, arrow_message.write(batch.set_column(at, field, column))), "null")
+
+
+def test_texts_that_are_no_unicode_are_refused() -> None:
+    damaged = _CONTENT.replace(b"stop", b"st\xffp")
+    assert damaged != _CONTENT
+    _refused(resealed(_FRAME, damaged), "Arrow")
 
 
 def test_zstd_frames_that_ask_for_more_are_refused() -> None:
     wide = zstandard.ZstdCompressionParameters.from_level(1, window_log=24)
-    content = bytes(12 << 20)
+    content = np.random.default_rng(0).bytes(1 << 17) + bytes(12 << 20)
     payload = zstandard.ZstdCompressor(compression_params=wide).compress(content)
     _refused(resealed(_FRAME, content, payload=payload), "window")
     silent = zstandard.ZstdCompressor(write_content_size=False).compress(_CONTENT)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import zstandard
 
@@ -11,13 +13,39 @@ from forebay.wire.errors import WireError
 
 MAX_WINDOW_BYTES = 1 << 23  #: RFC 9659's bound for HTTP, taken for every frame
 
+_MIN_BLOCK_BYTES = 1024  #: statistics of their own pay from here on
+
 _contexts = threading.local()
 
 
-def compress(data: BytesLike, level: int) -> bytes:
-    """One zstd frame that names its content size. Empty data stay empty."""
+def compress(data: BytesLike, level: int, edges: Iterable[int] = ()) -> bytes:
+    """One zstd frame that names its content size. Empty data stay empty.
+
+    A block ends at each of `edges` (ascending offsets) that has enough bytes on one side: bytes of different kinds,
+    such as planes, are better coded apart, and what is random is then stored as it is.
+    """
     content = flat(data)
-    return _compressor(level).compress(content) if len(content) else b""
+    if not len(content):
+        return b""
+    ends = list(_block_ends(edges, len(content)))
+    if len(ends) == 1:
+        return _compressor(level).compress(content)
+    stream = _compressor(level).compressobj(size=len(content))
+    pieces: list[bytes] = []
+    for start, end in pairwise([0, *ends]):
+        pieces += stream.compress(content[start:end]), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    return b"".join([*pieces, stream.flush()])
+
+
+def _block_ends(edges: Iterable[int], size: int) -> Iterator[int]:
+    last = 0
+    bounds = [0, *edges, size]
+    for before, edge, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
+        if edge > last and max(edge - before, after - edge) >= _MIN_BLOCK_BYTES:
+            yield edge
+            last = edge
+    if last < size:
+        yield size
 
 
 def decompress(data: BytesLike, expected_bytes: int) -> bytes:

@@ -10,19 +10,20 @@ header.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from forebay.wire import bounded_zstd, columns, storage
-from forebay.wire.columns import Group
 from forebay.wire.errors import FrameError, WireError
+from forebay.wire.flat_groups import gather, scatter
 from forebay.wire.frame_header import (
     CODECS,
     MAX_FRAME_BYTES,
     check_header,
     checksum,
     describe,
+    origin_checksum,
+    table_of,
 )
 from forebay.wire.record_batch import SCHEMA, SCHEMA_VERSION, from_record_batch, to_record_batch
 from forebay.wire.trajectory import Trajectory
@@ -42,6 +43,8 @@ __all__ = [
 ]
 
 _LEVEL = 3
+_SMALL_BYTES = 1 << 16
+_SMALL_LEVEL = 6  #: where there is little to compress, searching longer costs little
 
 
 def encode_frame(
@@ -67,12 +70,13 @@ def encode_frame(
             schema_version=SCHEMA_VERSION, codec=codec, run=run, sampler=sampler, fleet=fleet, region=region,
             incarnation=incarnation, sequence=sequence,
         )  # fmt: skip
-        groups = _grouped(trajectories, attempts)
-        header.groups.extend(describe(group) for group in groups)
-        content = storage.pack({**_origin(header), **columns.to_columns(groups, _form(codec))})
+        flat = gather(trajectories, attempts)
+        table = flat.header_table()
+        header.groups.extend(describe(table))
+        packed = storage.pack(origin_checksum(header, table), columns.to_columns(flat, _form(codec)))
     except (WireError, ValueError) as error:
         raise FrameError(f"frame {sequence} of {sampler}: {error}") from error
-    return _sealed(header, content)
+    return _sealed(header, packed)
 
 
 def check_frame(frame: experience_pb2.Frame) -> None:
@@ -91,73 +95,29 @@ def decode_frame(frame: experience_pb2.Frame) -> list[Trajectory]:
     check_frame(frame)
     header = frame.header
     try:
-        stored = storage.unpack(bounded_zstd.decompress(frame.payload, header.uncompressed_bytes))
-        _check_origin(stored, header)
-        groups = columns.from_columns(stored, CODECS[header.codec])
-    except FrameError:
-        raise
+        table = table_of(header)
+        origin, stored = storage.unpack(bounded_zstd.decompress(frame.payload, header.uncompressed_bytes))
+        if origin != origin_checksum(header, table):
+            raise WireError("the payload belongs to another header")
+        flat = columns.from_columns(stored, table, CODECS[header.codec])
+        if not np.array_equal(flat.header_table(), table):
+            raise WireError("the header's groups are not the payload's")
+        return scatter(flat)
     except WireError as error:
         raise FrameError(f"frame {header.sequence} of {header.sampler}: {error}") from error
-    if [describe(group) for group in groups] != list(header.groups):
-        raise FrameError(f"frame {header.sequence} of {header.sampler}: the header's groups are not the payload's")
-    return [member for group in groups for member in group.members]
 
 
-def _sealed(header: experience_pb2.FrameHeader, content: bytes) -> experience_pb2.Frame:
-    payload = bounded_zstd.compress(content, _LEVEL)
-    header.payload_bytes, header.uncompressed_bytes = len(payload), len(content)
+def _sealed(header: experience_pb2.FrameHeader, packed: storage.Packed) -> experience_pb2.Frame:
+    level = _SMALL_LEVEL if len(packed.content) <= _SMALL_BYTES else _LEVEL
+    payload = bounded_zstd.compress(packed.content, level, packed.edges)
+    header.payload_bytes, header.uncompressed_bytes = len(payload), len(packed.content)
     header.payload_xxh3 = checksum(payload)
     frame = experience_pb2.Frame(header=header, payload=payload)
     check_frame(frame)
     return frame
 
 
-def _grouped(trajectories: Sequence[Trajectory], attempts: Mapping[int, int]) -> list[Group]:
-    members: dict[int, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        _check_trajectory(trajectory)
-        members.setdefault(trajectory.group_id, []).append(trajectory)
-    for group_id, group in members.items():
-        _check_group(group_id, group, attempts)
-    return [
-        Group(group_id=group_id, attempt=attempts[group_id], members=tuple(group))
-        for group_id, group in members.items()
-    ]
-
-
-def _check_trajectory(trajectory: Trajectory) -> None:
-    length = len(trajectory.tokens)
-    where = f"group {trajectory.group_id} member {trajectory.member}"
-    if not length:
-        raise FrameError(f"{where} has no generated tokens: refund the group instead")
-    if len(trajectory.loss_mask) != length or len(trajectory.logprobs) != length:
-        raise FrameError(f"{where}: {length} tokens need as many mask entries and log-probabilities")
-    columns.check_spans(trajectory.spans, length)
-
-
-def _check_group(group_id: int, members: Sequence[Trajectory], attempts: Mapping[int, int]) -> None:
-    if group_id not in attempts:
-        raise FrameError(f"group {group_id} has no permit: its attempt is unknown")
-    prompt = members[0].prompt_tokens
-    if not all(np.array_equal(prompt, member.prompt_tokens) for member in members[1:]):
-        raise FrameError(f"group {group_id} has members with different prompts")
-
-
 def _form(codec: str) -> str:
     if codec not in CODECS:
         raise FrameError(f"codec {codec!r}, expected one of {', '.join(CODECS)}")
     return CODECS[codec]
-
-
-def _origin(header: experience_pb2.FrameHeader) -> dict[str, Any]:
-    """The sender's part of the header, repeated inside, so that a damaged header is found."""
-    return {
-        "origin": [header.codec, header.run, header.sampler, header.fleet, header.region],
-        "origin_numbers": np.array([header.incarnation, header.sequence], np.uint64),
-    }
-
-
-def _check_origin(stored: Mapping[str, Any], header: experience_pb2.FrameHeader) -> None:
-    expected = _origin(header)
-    if stored["origin"] != expected["origin"] or list(stored["origin_numbers"]) != list(expected["origin_numbers"]):
-        raise WireError("the payload names another codec, sender or sequence")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from operator import attrgetter
+from typing import TypeAlias
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from forebay.wire.columns import MAX_TOKENS, Group
+from forebay.wire.columns import MAX_TOKENS
 from forebay.wire.errors import FrameError
 from forebay.wire.logprobs import COMPACT, EXACT
 from forebay.wire.record_batch import SCHEMA_VERSION
-from forebay.wire.v1 import experience_pb2
-from forebay.wire.version import Version
+from forebay.wire.v1 import common_pb2, experience_pb2
+
+Table: TypeAlias = NDArray[np.uint64]
 
 CODECS = {f"zstd+{form}": form for form in (EXACT, COMPACT)}  #: codec name to form of the log-probabilities
 MAX_FRAME_BYTES = 1 << 23
@@ -21,20 +26,43 @@ MAX_GROUPS = 1 << 16
 MAX_MEMBERS = 1 << 16
 MAX_NAME_BYTES = 256
 
-_FREE_BYTES = 1 << 24  #: up to here any ratio will do: short frames of equal tokens are honest and compress without end
+_FREE_BYTES = 1 << 22  #: up to here any ratio will do: short frames of equal tokens are honest and compress without end
 
 
-def describe(group: Group) -> experience_pb2.GroupHeader:
-    """A group as the header shows it."""
-    return experience_pb2.GroupHeader(
-        group_id=group.group_id,
-        attempt=group.attempt,
-        members=len(group.members),
-        prompt_tokens=len(group.members[0].prompt_tokens),
-        generated_tokens=sum(len(member.tokens) for member in group.members),
-        oldest=min(member.oldest for member in group.members).to_proto(),
-        newest=max(member.newest for member in group.members).to_proto(),
-    )
+#: columns of a table of groups
+GROUP_FIELDS = (
+    "group_id", "attempt", "members", "prompt_tokens", "generated_tokens",
+    "oldest.incarnation", "oldest.step", "newest.incarnation", "newest.step",
+)  # fmt: skip
+_read_group = attrgetter(*GROUP_FIELDS)
+
+
+def describe(table: Table) -> list[experience_pb2.GroupHeader]:
+    """Groups as the header shows them, from their table [g, 9]."""
+    return [
+        experience_pb2.GroupHeader(
+            group_id=group_id,
+            attempt=attempt,
+            members=members,
+            prompt_tokens=prompt_tokens,
+            generated_tokens=generated_tokens,
+            oldest=common_pb2.Version(incarnation=versions[0], step=versions[1]),
+            newest=common_pb2.Version(incarnation=versions[2], step=versions[3]),
+        )
+        for group_id, attempt, members, prompt_tokens, generated_tokens, *versions in table.tolist()
+    ]
+
+
+def table_of(header: experience_pb2.FrameHeader) -> Table:
+    """What the header says of its groups, shape [g, 9]; see GROUP_FIELDS."""
+    return np.array([_read_group(group) for group in header.groups], np.uint64).reshape(-1, len(GROUP_FIELDS))
+
+
+def origin_checksum(header: experience_pb2.FrameHeader, table: Table) -> int:
+    """Of all that the header says but the payload's sizes: repeated inside, it finds a damaged header."""
+    texts = [text.encode() for text in (header.codec, header.run, header.sampler, header.fleet, header.region)]
+    numbers = (header.schema_version, header.incarnation, header.sequence, len(table), *map(len, texts))
+    return checksum(struct.pack(f"<{len(numbers)}Q", *numbers) + b"".join(texts) + table.astype("<u8").tobytes())
 
 
 def check_header(header: experience_pb2.FrameHeader, payload: bytes) -> None:
@@ -45,7 +73,7 @@ def check_header(header: experience_pb2.FrameHeader, payload: bytes) -> None:
     _require(header.codec in CODECS, f"codec {header.codec[:40]!r}, expected one of {', '.join(CODECS)}")
     for name in ("run", "sampler", "fleet", "region"):
         _require(len(getattr(header, name).encode()) <= MAX_NAME_BYTES, f"{name} longer than {MAX_NAME_BYTES} bytes")
-    _check_groups(header.groups)
+    _check_groups(table_of(header))
     check_sizes(len(payload), header.uncompressed_bytes)
     _require(header.payload_bytes == len(payload), f"payload of {len(payload)} bytes, {header.payload_bytes} declared")
     _require(header.payload_xxh3 == checksum(payload), "payload differs from its checksum")
@@ -69,20 +97,20 @@ def checksum(payload: bytes) -> int:
     return xxhash.xxh3_64_intdigest(payload)
 
 
-def _check_groups(groups: Iterable[experience_pb2.GroupHeader]) -> None:
-    seen: set[int] = set()
-    prompt_tokens = generated_tokens = 0
-    for group in groups:
-        _require(group.group_id not in seen, f"group {group.group_id} is in the frame twice")
-        _require(group.attempt >= 1, f"group {group.group_id} has no attempt")
-        _require(1 <= group.members <= MAX_MEMBERS, f"group {group.group_id} of {group.members} members")
-        _require(group.generated_tokens >= group.members, f"group {group.group_id} has members without tokens")
-        ordered = Version.from_proto(group.oldest) <= Version.from_proto(group.newest)
-        _require(ordered, f"group {group.group_id}: its oldest version is newer than its newest")
-        seen.add(group.group_id)
-        prompt_tokens, generated_tokens = prompt_tokens + group.prompt_tokens, generated_tokens + group.generated_tokens
-    _require(1 <= len(seen) <= MAX_GROUPS, f"{len(seen)} groups")
-    _require(max(prompt_tokens, generated_tokens) <= MAX_TOKENS, f"more than {MAX_TOKENS} tokens")
+def _check_groups(table: Table) -> None:
+    ids, attempts, members, prompt_tokens, generated_tokens = (table[:, k] for k in range(5))
+    _require(1 <= len(table) <= MAX_GROUPS, f"{len(table)} groups")
+    _require(len(np.unique(ids)) == len(ids), "a group is in the frame twice")
+    oldest, newest = (table[:, k] << np.uint64(32) | table[:, k + 1] for k in (5, 7))
+    for bad, problem in (
+        (attempts < 1, "has no attempt"),
+        ((members < 1) | (members > MAX_MEMBERS), "has too few or too many members"),
+        (generated_tokens < members, "has members without tokens"),
+        (oldest > newest, "has an oldest version newer than its newest"),
+        (np.maximum(prompt_tokens, generated_tokens) > MAX_TOKENS, f"has more than {MAX_TOKENS} tokens"),
+    ):
+        _require(not bad.any(), f"group {ids[np.argmax(bad)]} {problem}")
+    _require(max(prompt_tokens.sum(), generated_tokens.sum()) <= MAX_TOKENS, f"more than {MAX_TOKENS} tokens")
 
 
 def _require(condition: bool, problem: str) -> None:

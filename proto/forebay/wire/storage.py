@@ -1,12 +1,13 @@
-"""The storage batch: one Arrow row whose columns are lists, each as long as its kind asks for.
+"""The storage batch: one Arrow row, whose schema is fixed by the frame's schema version.
 
-The schema is fixed by the frame's schema version. `forebay.wire.columns` says what the columns mean together.
+`forebay.wire.columns` says what the columns mean. A column of bytes is written as streams, and read as one array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,76 +16,85 @@ from numpy.typing import NDArray
 from forebay.wire import arrow_message
 from forebay.wire.errors import WireError
 
-#: numpy arrays; lists of str for texts
-Columns: TypeAlias = Mapping[str, Any]
+Bytes = NDArray[np.uint8]
 
-FLOATS = ("temperature", "top_p", "reward", "generated_s", "scored_s")
-TEXTS = ("finish_reason", "trace", "metadata")
-_TYPES: dict[str, pa.DataType] = {
-    "origin": pa.string(),  # codec, run, sampler, fleet, region
-    "origin_numbers": pa.uint64(),  # incarnation, sequence
-    "group_ids": pa.uint64(),
-    "attempts": pa.uint32(),
-    "group_members": pa.uint32(),
-    "prompt_lengths": pa.uint32(),
-    "members": pa.uint32(),
-    "lengths": pa.uint32(),  # tokens of each member
-    "shared": pa.uint32(),  # leading tokens equal to those of the member before, not stored again
-    "token_planes": pa.uint8(),  # of the prompts, then of what is not shared
-    "logprob_planes": pa.uint8(),
-    "logprob_offset": pa.int64(),
-    "run_counts": pa.uint32(),  # of each member's loss mask
-    "runs": pa.uint32(),  # lengths of true, false, true, ...; each member's last one is implied
-    "span_counts": pa.uint32(),
-    "span_starts": pa.uint32(),
-    "span_incarnations": pa.uint32(),
-    "span_steps": pa.uint32(),
-    **{name: pa.float64() for name in FLOATS},
-    **{name: pa.string() for name in TEXTS},
-    "part_counts": pa.uint32(),
-    "part_names": pa.string(),
-    "part_values": pa.float64(),
-}
-_SCHEMA = pa.schema([pa.field(name, pa.list_(pa.field("item", kind))) for name, kind in _TYPES.items()])
+_BYTES = ("words", "floats", "tokens", "logprobs")
+_SCHEMA = pa.schema(
+    [
+        pa.field("origin", pa.uint64()),  # checksum of the header's own facts
+        *(pa.field(name, pa.binary()) for name in _BYTES),
+        pa.field("texts", pa.list_(pa.field("item", pa.string()))),
+    ]
+)
+_ALIGNMENT = 8
 
 
-def pack(columns: Columns) -> bytes:
-    """The Arrow message of one storage row. Raises WireError for what the types cannot hold."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """The columns of one frame, but for its origin. `texts` is a list to write, an Arrow array when read."""
+
+    words: Sequence[Bytes]
+    floats: Sequence[Bytes]
+    tokens: Sequence[Bytes]
+    logprobs: Sequence[Bytes]
+    texts: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """An Arrow message, and where its larger streams begin and end: there a compressor does well to start anew."""
+
+    content: bytes
+    edges: tuple[int, ...]
+
+
+def pack(origin: int, columns: Columns) -> Packed:
+    """The message of one storage row. Raises WireError for what the types cannot hold."""
     try:
-        lists = [_one_list(columns[name], kind) for name, kind in _TYPES.items()]
-    except (UnicodeEncodeError, OverflowError, pa.ArrowException) as error:
+        texts = pa.array([columns.texts], _SCHEMA.field("texts").type)
+    except (UnicodeEncodeError, pa.ArrowException) as error:
         raise WireError(f"a value that the schema cannot hold: {error}") from error
-    return arrow_message.write(pa.RecordBatch.from_arrays(lists, schema=_SCHEMA))
+    streams = {name: getattr(columns, name) for name in _BYTES}
+    arrays = [pa.array([origin], pa.uint64()), *map(_binary, streams.values()), texts]
+    content = arrow_message.write(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
+    return Packed(content=content, edges=tuple(_edges(len(content), arrays, list(streams.values()))))
 
 
-def unpack(content: bytes) -> dict[str, Any]:
-    """The columns, fully validated. Raises WireError."""
+def unpack(content: bytes) -> tuple[int, Columns]:
+    """(origin, columns), fully validated. Raises WireError."""
     batch = arrow_message.read(content, _SCHEMA)
-    if batch.num_rows != 1:
-        raise WireError(f"storage batch of {batch.num_rows} rows, expected 1")
-    return {name: _unlist(name, column) for name, column in zip(_TYPES, batch.columns, strict=True)}
+    if batch.num_rows != 1 or any(column.null_count for column in batch.columns):
+        raise WireError(f"storage batch of {batch.num_rows} rows, expected 1 without nulls")
+    texts = batch.column("texts").flatten()
+    if texts.null_count:
+        raise WireError("nulls in texts")
+    streams = {name: [_bytes(batch.column(name))] for name in _BYTES}
+    return batch.column("origin")[0].as_py(), Columns(**streams, texts=texts)
 
 
-def as_counts(column: NDArray[Any], entries: int, name: str) -> NDArray[np.int64]:
-    """A column that must have `entries` entries, as int64. Raises WireError."""
-    if len(column) != entries:
-        raise WireError(f"{len(column)} entries of {name}, expected {entries}")
-    return column.astype(np.int64)
+def _binary(streams: Sequence[Bytes]) -> pa.Array:
+    content = np.concatenate(streams)
+    offsets = pa.py_buffer(np.array([0, len(content)], np.int32))
+    return pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(content)])
 
 
-def _one_list(values: NDArray[Any] | Sequence[Any], kind: pa.DataType) -> pa.ListArray:
-    content = pa.array(values, kind)
-    return pa.ListArray.from_arrays(
-        pa.array([0, len(content)], pa.int32()), content, type=pa.list_(pa.field("item", kind))
-    )
+def _bytes(column: pa.Array) -> Bytes:
+    content = column[0].as_buffer()
+    return np.frombuffer(content, np.uint8) if content.size else np.zeros(0, np.uint8)
 
 
-def _unlist(name: str, column: pa.ListArray) -> NDArray[Any] | list[str]:
-    content = column.flatten()
-    if column.null_count or content.null_count:
-        raise WireError(f"nulls in {name}")
-    if pa.types.is_string(content.type):
-        texts: list[str] = content.to_pylist()
-        return texts
-    numbers: NDArray[Any] = content.to_numpy(zero_copy_only=True)
-    return numbers
+def _edges(content_bytes: int, arrays: Sequence[pa.Array], streams: Sequence[Sequence[Bytes]]) -> Iterator[int]:
+    """Arrow writes the buffers of all columns one after another, each aligned, at the end of the message."""
+    own = [[_aligned(buffer.size) if buffer else 0 for buffer in array.buffers()] for array in arrays]
+    at = content_bytes - sum(map(sum, own)) + sum(own[0])
+    for sizes, parts in zip(own[1:], streams, strict=False):
+        position = at + sum(sizes[:2])
+        for part in parts:
+            yield position
+            position += len(part)
+        yield position
+        at += sum(sizes)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
