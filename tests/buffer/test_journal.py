@@ -146,7 +146,7 @@ def test_released_payloads_read_as_such(tmp_path: Path) -> None:
     _, tail = scan(tmp_path)
     journal = Journal(tmp_path, tail)
     before = journal.disk_bytes
-    journal.release(positions[0])
+    journal.release(positions[:1])
     assert journal.disk_bytes < before
     with pytest.raises(JournalDamaged, match="LSN 1"):
         journal.read(positions[0])

@@ -13,11 +13,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from forebay.buffer import snapshots
 from forebay.buffer.conservation import imbalances, ledger_response
 from forebay.buffer.intake import Intake
 from forebay.buffer.outlet import Outlet
-from forebay.buffer.reservoir import Reservoir, open_reservoir, recover
+from forebay.buffer.recovery import recover
+from forebay.buffer.reservoir import Reservoir, open_reservoir
 from forebay.buffer.roster import Roster
+from forebay.buffer.state_snapshot import from_message, to_message
 from forebay.config.identity import run_json
 from forebay.wire.v1 import common_pb2, control_pb2, experience_pb2, journal_pb2
 from forebay.wire.version import Version
@@ -207,6 +210,13 @@ class BufferMachine(RuleBasedStateMachine):
 
     # --- the buffer
 
+    @rule()
+    def snapshot(self) -> None:
+        self.reservoir.journal.flush()
+        folder, sealed = self.reservoir.journal.folder, self.reservoir.journal.sealed_segment
+        if sealed > max(snapshots.numbers(folder), default=0):
+            snapshots.make(folder, sealed, retain_bytes=500, disk=UnsyncedDisk())
+
     @rule(cleanly=st.booleans())
     def buffer_restarts(self, cleanly: bool) -> None:
         before = self.reservoir.state
@@ -225,8 +235,12 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def journal_gives_the_same_state(self) -> None:
         self.reservoir.journal.flush()
-        state, _, _ = recover(self.folder / "buffer" / "journal", repair=False)
-        assert state == self.reservoir.state
+        assert recover(self.folder / "buffer" / "journal", repair=False).state == self.reservoir.state
+
+    @invariant()
+    def a_snapshot_gives_the_same_state(self) -> None:
+        state = self.reservoir.state
+        assert from_message(to_message(state, [])) == state
 
     @invariant()
     def nothing_is_trained_twice(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.table import Table
 
 from forebay.buffer.ledger import State
-from forebay.buffer.reservoir import recover
+from forebay.buffer.recovery import recover
 from forebay.buffer.tally import Counts, ledger_rows
 from forebay.errors import UsageError
 from forebay.wire.v1 import experience_pb2
@@ -42,7 +42,7 @@ def ledger_of(journal_folder: Path) -> experience_pb2.LedgerResponse:
     """
     if not any(journal_folder.glob("*.journal")):
         raise UsageError(f"{journal_folder}: there is no journal here: expected the folder of a run that was started")
-    return ledger_response(recover(journal_folder, repair=False)[0])
+    return ledger_response(recover(journal_folder, repair=False).state)
 
 
 def imbalances(ledger: experience_pb2.LedgerResponse) -> list[str]:

@@ -8,10 +8,12 @@ the writer waits for room, `full` says so, and what was accepted goes out as soo
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +23,7 @@ from forebay.buffer.errors import JournalDamaged, JournalFailed
 from forebay.buffer.records import (
     RECORD_HEADER,
     SEGMENT_HEADER,
+    SEGMENT_SUFFIX,
     Position,
     Tail,
     parse_record,
@@ -49,7 +52,7 @@ class _Pending:
 
 
 class Journal:
-    """Appends from one thread, reads from any. `on_progress()` and `on_failure(error)` run on the writer thread."""
+    """Appends from one thread, reads from any. `on_...` run on the writer thread."""
 
     def __init__(
         self,
@@ -58,13 +61,15 @@ class Journal:
         *,
         on_progress: Callable[[], None] = lambda: None,
         on_failure: Callable[[JournalFailed], None] = lambda error: None,
+        on_sealed: Callable[[], None] = lambda: None,
         disk: Disk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         room_retry_s: float = 0.5,
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._disk = disk or Disk()
-        self._on_progress, self._on_failure = on_progress, on_failure
+        self._on_progress, self._on_failure, self._on_sealed = on_progress, on_failure, on_sealed
+        self.sealed_segment = tail.segment - 1  #: no record will be added to it or to those before
         self._segment_bytes, self._room_retry_s = segment_bytes, room_retry_s
         self._next_segment, self._next_offset, self._next_lsn = tail.segment, tail.offset, tail.lsn
         self._pending: list[_Pending] = []
@@ -122,21 +127,28 @@ class Journal:
         record = parse_record(data, 0, salt)
         if record is None or record.lsn != position.lsn or not record.intact:
             raise JournalDamaged(
-                f"{segment_path(self._folder, position.segment)}: the record at offset {position.offset} "
+                f"{segment_path(self.folder, position.segment)}: the record at offset {position.offset} "
                 f"(LSN {position.lsn}) does not read back as it was written"
             )
         return journal_pb2.Event.FromString(record.event), record.payload
 
-    def release(self, position: Position) -> None:
-        """Give a payload that nobody will read again back to the file system; its event stays."""
-        path = segment_path(self._folder, position.segment)
-        fd = os.open(path, os.O_RDWR)
-        try:
-            before = os.fstat(fd).st_blocks
-            self._disk.punch(fd, position.payload_offset, position.payload_bytes)
-            self._count((os.fstat(fd).st_blocks - before) * 512)
-        finally:
-            os.close(fd)
+    def release(self, positions: Iterable[Position]) -> None:
+        """Give payloads that nobody will read again back to the file system, once durable; their events stay."""
+        self.flush()
+        for segment, group in itertools.groupby(positions, key=lambda position: position.segment):
+            with contextlib.suppress(FileNotFoundError):  # the whole segment is gone already
+                self._punch(segment, group)
+
+    def drop(self, before: int) -> None:
+        """Delete the segments with lower numbers: nobody will read them again."""
+        for path in sorted(self.folder.glob(f"*{SEGMENT_SUFFIX}")):
+            if int(path.stem) < before:
+                self._count(-path.stat().st_blocks * 512)
+                path.unlink()
+        with self._readers_lock:
+            for segment in [segment for segment in self._readers if segment < before]:
+                os.close(self._readers.pop(segment)[0])
+        self._disk.sync_folder(self.folder)
 
     def close(self) -> None:
         """Write what is pending and a record that vouches for it; then stop the writer. Raises JournalFailed."""
@@ -150,6 +162,16 @@ class Journal:
         for fd, _ in self._readers.values():
             os.close(fd)
         self._readers.clear()
+
+    def _punch(self, segment: int, positions: Iterable[Position]) -> None:
+        fd = os.open(segment_path(self.folder, segment), os.O_RDWR)
+        try:
+            before = os.fstat(fd).st_blocks
+            for position in positions:
+                self._disk.punch(fd, position.payload_offset, position.payload_bytes)
+            self._count((os.fstat(fd).st_blocks - before) * 512)
+        finally:
+            os.close(fd)
 
     def _place(self, event_bytes: int, payload_bytes: int) -> Position:
         size = RECORD_HEADER.size + event_bytes + payload_bytes
@@ -170,7 +192,7 @@ class Journal:
             while batch := self._take():
                 self._write(batch)
         except Exception as error:
-            self._fail(JournalFailed(f"{self._folder}: the journal could not be written ({error}): restart the buffer"))
+            self._fail(JournalFailed(f"{self.folder}: the journal could not be written ({error}): restart the buffer"))
         finally:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -212,14 +234,16 @@ class Journal:
             os.close(self._fd)
         if segment != self._open_segment:
             self._salt = b""
+            self.sealed_segment = self._open_segment
+            self._on_sealed()
         self._open_segment = segment
-        self._fd = self._with_room(lambda: os.open(segment_path(self._folder, segment), os.O_RDWR | os.O_CREAT, 0o644))
+        self._fd = self._with_room(lambda: os.open(segment_path(self.folder, segment), os.O_RDWR | os.O_CREAT, 0o644))
         if not self._salt:
             self._salt = os.urandom(8)
             header = segment_header(first_lsn, self._salt)
             self._write_at(0, [header])
             self._disk.sync(self._fd)
-            self._disk.sync_folder(self._folder)
+            self._disk.sync_folder(self.folder)
 
     def _write_at(self, offset: int, parts: list[bytes]) -> None:
         self._with_room(lambda: write_all(self._disk, self._fd, parts, offset))
@@ -259,11 +283,11 @@ class Journal:
     def _reader(self, segment: int) -> tuple[int, bytes]:
         with self._readers_lock:
             if segment not in self._readers:
-                fd = os.open(segment_path(self._folder, segment), os.O_RDONLY)
+                fd = os.open(segment_path(self.folder, segment), os.O_RDONLY)
                 head = parse_segment_header(os.pread(fd, SEGMENT_HEADER.size, 0))
                 if head is None:
                     os.close(fd)
-                    raise JournalDamaged(f"{segment_path(self._folder, segment)}: the header at offset 0 is damaged")
+                    raise JournalDamaged(f"{segment_path(self.folder, segment)}: the header at offset 0 is damaged")
                 self._readers[segment] = (fd, head[1])
             return self._readers[segment]
 

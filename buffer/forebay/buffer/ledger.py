@@ -401,7 +401,8 @@ class State:
     def _committed(self, committed: journal_pb2.Committed, at_unix_s: float) -> None:
         if committed.step > self.committed:
             self.committed = committed.step
-            self.batches[committed.step] = replace(self.batches[committed.step], tries=0, incarnation=0)
+            if committed.step in self.batches:
+                self.batches[committed.step] = replace(self.batches[committed.step], tries=0, incarnation=0)
             self.steps[committed.step] = control_pb2.StepRecord(
                 step=committed.step, at_unix_s=at_unix_s, metrics_json=committed.metrics_json
             )

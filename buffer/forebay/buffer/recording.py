@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay.buffer.ledger import State
-from forebay.buffer.reservoir import recover
+from forebay.buffer.recovery import recover
 from forebay.buffer.segment_walk import Walked, read_records, segment_files
 from forebay.errors import UsageError
 from forebay.wire.v1 import journal_pb2
@@ -26,13 +26,13 @@ class Recording:
     frames: dict[int, int] = field(default_factory=dict)  #: group → LSN of the frame that counts
     dropped: dict[int, str] = field(default_factory=dict)  #: group → reason
     released: set[int] = field(default_factory=set)  #: LSN of frames whose payload is gone
-    steps: dict[int, int] = field(default_factory=dict)  #: group → step
+    steps: dict[int, list[int]] = field(default_factory=dict)  #: group → steps, ascending; several when it was reused
 
     def state_of(self, group_id: int) -> str:
         """buffered | leased | trained | dropped:REASON."""
-        step = self.steps.get(group_id)
-        if step is not None:
-            return "trained" if step <= self.committed else "leased"
+        steps = self.steps.get(group_id)
+        if steps is not None:
+            return "trained" if steps[0] <= self.committed else "leased"
         return f"dropped:{self.dropped[group_id]}" if group_id in self.dropped else "buffered"
 
     def is_whole(self, step: int) -> bool:
@@ -55,7 +55,7 @@ def read_recording(home: Path) -> Recording:
     folder = home / "buffer" / "journal"
     if not segment_files(folder):
         raise UsageError(f"{folder}: no journal here; expected the folder of a run that was started")
-    state, _, _ = recover(folder, repair=False)
+    state = recover(folder, repair=False).state
     recording = Recording(
         folder,
         run_json=state.run_json,
@@ -65,7 +65,9 @@ def read_recording(home: Path) -> Recording:
     )
     for record in read_records(folder):
         _note(recording, record)
-    recording.steps = {group: step for step, groups in recording.batches.items() for group in groups}
+    for step in sorted(recording.batches):
+        for group in recording.batches[step]:
+            recording.steps.setdefault(group, []).append(step)
     return recording
 
 
@@ -96,6 +98,9 @@ def _note(recording: Recording, record: Walked) -> None:
     match event.WhichOneof("kind"):
         case "leased":
             recording.batches[event.leased.step] = tuple(event.leased.group_ids)
+        case "rejected":
+            recording.batches.pop(event.rejected.step, None)  # leased again with other groups
+            recording.dropped.update(dict.fromkeys(event.rejected.group_ids, event.rejected.reason))
         case "dropped":
             recording.dropped.update(dict.fromkeys(event.dropped.group_ids, event.dropped.reason))
         case "appended":

@@ -12,6 +12,7 @@ A payload of zeros whose checksum fails was given back to the file system on pur
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -29,7 +30,10 @@ MAX_RECORD_BYTES = 16 << 20
 
 _SEGMENT_MAGIC = b"FBJSEG\x00\x01"
 _RECORD_MAGIC = b"FBR1"
-_SUFFIX = ".journal"
+SEGMENT_SUFFIX = ".journal"
+
+#: A segment's bytes; slices of either are bytes.
+SegmentData = bytes | mmap.mmap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +76,17 @@ class Tail:
     salt: bytes
 
 
+def map_file(path: Path) -> SegmentData:
+    """The file's bytes, not read before they are looked at."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return b""  # an empty file cannot be mapped
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+
 def segment_path(folder: Path, segment: int) -> Path:
     """The file of segment number `segment`, counted from 1."""
-    return folder / f"{segment:08d}{_SUFFIX}"
+    return folder / f"{segment:08d}{SEGMENT_SUFFIX}"
 
 
 def segment_header(first_lsn: int, salt: bytes) -> bytes:
@@ -90,7 +102,7 @@ def record_header(position: Position, event: bytes, payload: bytes, *, durable_l
     return body + struct.pack("<I", _crc(salt, body, event))
 
 
-def parse_segment_header(data: bytes) -> tuple[int, bytes] | None:
+def parse_segment_header(data: SegmentData) -> tuple[int, bytes] | None:
     """First LSN and salt, or None when the header is not whole."""
     if len(data) < SEGMENT_HEADER.size:
         return None
@@ -105,11 +117,15 @@ class _Record:
     durable_lsn: int
     event: bytes
     payload: bytes
-    intact: bool
+    payload_bytes: int
+    intact: bool = True
 
 
-def parse_record(data: bytes, offset: int, salt: bytes) -> _Record | None:
-    """The record at `offset` of `data` with its checksums verified, or None when there is no whole one."""
+def parse_record(data: SegmentData, offset: int, salt: bytes, *, payloads: bool = True) -> _Record | None:
+    """The record at `offset` of `data` with its checksums verified, or None when there is no whole one.
+
+    Without `payloads` the payload is not looked at: it counts as intact and comes back empty.
+    """
     start = offset + RECORD_HEADER.size
     if start > len(data):
         return None
@@ -117,36 +133,57 @@ def parse_record(data: bytes, offset: int, salt: bytes) -> _Record | None:
     end = start + event_bytes + payload_bytes
     if magic != _RECORD_MAGIC or event_bytes + payload_bytes > MAX_RECORD_BYTES or end > len(data):
         return None
-    event, payload = data[start : start + event_bytes], data[start + event_bytes : end]
+    event = data[start : start + event_bytes]
     if crc != _crc(salt, data[offset : start - 4], event):
         return None
+    if not payloads:
+        return _Record(lsn=lsn, durable_lsn=durable_lsn, event=event, payload=b"", payload_bytes=payload_bytes)
+    payload = data[start + event_bytes : end]
     intact = payload_crc == _crc(salt, payload)
     if not intact and payload.strip(b"\0"):
         return None
-    return _Record(lsn=lsn, durable_lsn=durable_lsn, event=event, payload=payload, intact=intact)
+    return _Record(
+        lsn=lsn, durable_lsn=durable_lsn, event=event, payload=payload, payload_bytes=payload_bytes, intact=intact
+    )
 
 
 class Scan:
-    """Reads a journal from its start. Iterate once, then `tail` says where it ends; damage raises JournalDamaged."""
+    """Reads a journal, from its start or behind a snapshot. Iterate once, then `tail` says where it ends.
 
-    def __init__(self, folder: Path, *, repair: bool) -> None:
-        """With `repair` a torn tail is cut off the file; without, it is only passed over (a reader beside a writer)."""
-        self._folder = folder
-        self._repair = repair
-        self.tail = Tail(segment=1, offset=SEGMENT_HEADER.size, lsn=1, salt=b"")
+    Damage raises JournalDamaged.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        repair: bool,
+        after: journal_pb2.Snapshot | None = None,
+        until: int | None = None,
+        payloads: bool = True,
+    ) -> None:
+        """With `repair` a torn tail is cut off the file; without, it is only passed over (a reader beside a writer).
+
+        `until` is the last segment to read, a sealed one. Without `payloads` these are not verified.
+        """
+        self._folder, self._repair, self._until, self._payloads = folder, repair, until, payloads
+        first, lsn = (after.segment + 1, after.next_lsn) if after else (1, 1)
+        self.tail = Tail(segment=first, offset=SEGMENT_HEADER.size, lsn=lsn, salt=b"")
         self.torn_bytes = 0
 
     def __iter__(self) -> Iterator[Recovered]:
-        numbers = sorted(int(path.stem) for path in self._folder.glob(f"*{_SUFFIX}"))
-        if numbers != list(range(1, len(numbers) + 1)):
-            missing = sorted(set(range(1, max(numbers) + 1)) - set(numbers))
+        first = self.tail.segment
+        present = {int(path.stem) for path in self._folder.glob(f"*{SEGMENT_SUFFIX}")}
+        last = self._until or max(present, default=0)
+        missing = sorted(set(range(first, last + 1)) - present)
+        if missing:
             raise JournalDamaged(f"{self._folder}: segments {missing} are missing: put them back, or start a new run")
-        for number in numbers:
-            yield from self._segment(number, last=number == numbers[-1])
+        for number in range(first, last + 1):
+            yield from self._segment(number, last=number == last and self._until is None)
 
     def _segment(self, number: int, *, last: bool) -> Iterator[Recovered]:
         path = segment_path(self._folder, number)
-        data = path.read_bytes()
+        data = map_file(path)
         head = parse_segment_header(data)
         if head is None and last and len(data) <= SEGMENT_HEADER.size:
             self._torn(path, data, 0)
@@ -156,10 +193,10 @@ class Scan:
             raise JournalDamaged(f"{path}: the header at offset 0 is damaged (LSN {self.tail.lsn} and on)")
         yield from self._records(path, number, data, head[1], last=last)
 
-    def _records(self, path: Path, number: int, data: bytes, salt: bytes, *, last: bool) -> Iterator[Recovered]:
+    def _records(self, path: Path, number: int, data: SegmentData, salt: bytes, *, last: bool) -> Iterator[Recovered]:
         offset, lsn = SEGMENT_HEADER.size, self.tail.lsn
         while offset < len(data):
-            record = parse_record(data, offset, salt)
+            record = parse_record(data, offset, salt, payloads=self._payloads)
             if record is None or record.lsn != lsn:
                 self._stop_unless_torn(path, data, offset, salt, lsn, last=last)
                 break
@@ -168,13 +205,15 @@ class Scan:
                 segment=number,
                 offset=offset,
                 event_bytes=len(record.event),
-                payload_bytes=len(record.payload),
+                payload_bytes=record.payload_bytes,
             )
             yield Recovered(event=journal_pb2.Event.FromString(record.event), position=position, intact=record.intact)
             offset, lsn = position.end, lsn + 1
         self.tail = Tail(segment=number, offset=offset, lsn=lsn, salt=salt)
 
-    def _stop_unless_torn(self, path: Path, data: bytes, offset: int, salt: bytes, lsn: int, *, last: bool) -> None:
+    def _stop_unless_torn(
+        self, path: Path, data: SegmentData, offset: int, salt: bytes, lsn: int, *, last: bool
+    ) -> None:
         vouched = max((record.durable_lsn for record in _records_after(data, offset, salt)), default=0)
         if not last or vouched >= lsn:
             raise JournalDamaged(
@@ -183,13 +222,13 @@ class Scan:
             )
         self._torn(path, data, offset)
 
-    def _torn(self, path: Path, data: bytes, offset: int) -> None:
+    def _torn(self, path: Path, data: SegmentData, offset: int) -> None:
         self.torn_bytes = len(data) - offset
         if self._repair:
             os.truncate(path, offset)
 
 
-def _records_after(data: bytes, offset: int, salt: bytes) -> Iterator[_Record]:
+def _records_after(data: SegmentData, offset: int, salt: bytes) -> Iterator[_Record]:
     """Every whole record behind the unreadable one at `offset`."""
     at = data.find(_RECORD_MAGIC, offset + 1)
     while at >= 0:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from forebay.buffer.journal import Journal
 from forebay.buffer.recording import Recording, taken
+from forebay.buffer.recovery import recover
 from forebay.buffer.replay import Steps
-from forebay.buffer.reservoir import recover
 from forebay.buffer.segment_walk import read_records
 from forebay.errors import UsageError
 from forebay.wire.v1 import common_pb2, experience_pb2, journal_pb2
@@ -39,8 +39,8 @@ def choose_steps(recording: Recording, wanted: Steps, checkpoints: Iterable[int]
 
 def write_journal(recording: Recording, steps: range, folder: Path) -> None:
     """Write the journal of a replay of `steps` into the empty `folder`. Raises JournalDamaged, JournalFailed."""
-    state, tail, _ = recover(folder, repair=True)
-    journal = Journal(folder, tail)
+    found = recover(folder, repair=True)
+    state, journal = found.state, Journal(folder, found.tail)
     try:
         for event, payload in _events(recording, steps):
             journal.append(event, payload, state.apply)
@@ -123,12 +123,17 @@ def _frames(recording: Recording, replayed: set[int]) -> Iterator[tuple[Event, b
 
 def _learner(recording: Recording, steps: range, batches: dict[int, tuple[int, ...]]) -> Iterator[Event]:
     """The recorded learner has leased the batches and is gone; what it had done before them is committed."""
-    member = common_pb2.Member(
-        role=common_pb2.ROLE_LEARNER, id="learner", incarnation=max(1, recording.learner_incarnation)
+    gone, next_one = (
+        common_pb2.Member(role=common_pb2.ROLE_LEARNER, id="learner", incarnation=recording.learner_incarnation + later)
+        for later in (0, 1)
     )
-    yield Event(joined=journal_pb2.Joined(member=member, region="center"))
+    yield Event(joined=journal_pb2.Joined(member=gone, region="center"))
     for step, groups in sorted(batches.items()):
-        yield Event(leased=journal_pb2.Leased(member=member, step=step, attempt=1, group_ids=groups))
+        again = [
+            group for group in groups if any(later > step and later in batches for later in recording.steps[group])
+        ]
+        leased = journal_pb2.Leased(member=next_one, step=step, attempt=1, group_ids=groups, reusable=again)
+        yield Event(leased=leased)  # in the coming learner's name: nobody has failed at this batch yet
     if steps[0] > 1:
-        yield Event(committed=journal_pb2.Committed(member=member, step=steps[0] - 1, metrics_json="{}"))
-    yield Event(left=journal_pb2.Left(member=member))
+        yield Event(committed=journal_pb2.Committed(member=gone, step=steps[0] - 1, metrics_json="{}"))
+    yield Event(left=journal_pb2.Left(member=gone))

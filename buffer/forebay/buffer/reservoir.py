@@ -10,17 +10,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from forebay.buffer.admission import last_step
 from forebay.buffer.disk import Disk
-from forebay.buffer.errors import JournalDamaged, JournalFailed, MemberFenced, MemberUnknown
+from forebay.buffer.errors import JournalFailed, MemberFenced, MemberUnknown
 from forebay.buffer.evals import EvalDesk, final_missing
-from forebay.buffer.journal import SEGMENT_BYTES, Journal
+from forebay.buffer.journal import Journal
 from forebay.buffer.ledger import MemberKey, MemberRecord, State, member_key
 from forebay.buffer.members import Members
 from forebay.buffer.progress import Progress
-from forebay.buffer.records import Position, Scan, Tail
+from forebay.buffer.records import Position
+from forebay.buffer.recovery import recover
+from forebay.buffer.retention import Retention
 from forebay.buffer.rules import Rules
 from forebay.buffer.selectors import order_of
 from forebay.buffer.signals import Signal
@@ -53,8 +54,11 @@ class Reservoir:
         self.run, self.rules, self.state, self.store = run, Rules.of(run), state, store
         state.buffered.order_by(order_of(self.rules))
         self.members = Members(run.buffer.member_timeout_s, clock)
+        kept = run.buffer
+        self.retention = Retention(int(kept.retain_gb * 1e9), kept.retain_hours * 3600, clock)
         self.evals = EvalDesk(is_live=self.members.is_live)
         self.permits_changed, self.groups_changed, self.versions_changed = Signal(), Signal(), Signal()
+        self.sealed = Signal()  #: a segment of the journal is complete
         self.clock, self.wall, self._disk = clock, wall, disk
         self.draining = False
         self.lease_waits: tuple[int, str, float] | None = None  #: step, cause, since
@@ -127,7 +131,13 @@ class Reservoir:
         return self.journal.disk_bytes + self.store.disk_bytes
 
     def no_room(self) -> str:
-        """Why a frame cannot be taken now; empty when it can."""
+        """Why a frame cannot be taken now; empty when it can. What is only kept for replay goes first."""
+        why = self._why_full()
+        if why and self.retention.bytes:
+            self._give_back(self.retention.due(make_room=True))
+        return why
+
+    def _why_full(self) -> str:
         limit = self.run.buffer.disk_gb * 1e9
         if self.journal.full or self._disk.free_bytes(self.store.folder) < RESERVE_BYTES:
             return "the buffer's disk is full"
@@ -148,6 +158,10 @@ class Reservoir:
         """The journal's writer thread has got further."""
         self._on_loop(self.progress.advance)
 
+    def on_sealed(self) -> None:
+        """The journal's writer thread has begun a new segment."""
+        self._on_loop(self.sealed.notify)
+
     def on_failure(self, error: JournalFailed) -> None:
         """The journal's writer thread says that it is over."""
         self._on_loop(lambda: self._fail(error))
@@ -165,36 +179,18 @@ class Reservoir:
             self.failure.set_result(error)
         self.progress.fail(error)
 
+    def housekeep(self) -> None:
+        """What is due with time: payloads that were kept long enough."""
+        self._give_back(self.retention.due(make_room=False))
+
     def _release(self) -> None:
         released, self.state.released = self.state.released, []
-        if released:
-            self._loop.run_in_executor(None, _release_all, self.journal, released)
+        self.retention.keep(released)
+        self.housekeep()
 
-
-def _release_all(journal: Journal, positions: list[Position]) -> None:
-    journal.flush()
-    for position in positions:
-        journal.release(position)
-
-
-def recover(folder: Path, *, repair: bool) -> tuple[State, Tail, list[Position]]:
-    """Fold a journal: the state, where the next record goes, and payloads nobody needs that still take room.
-
-    Raises JournalDamaged.
-    """
-    state, intact, scan = State(), set[int](), Scan(folder, repair=repair)
-    released_needed = set[int]()
-    for record in scan:
-        state.apply(record.event, record.position)
-        (intact if record.intact else released_needed).add(record.position.lsn)
-    lost = sorted(lsn for lsn in released_needed if lsn in state.frames)
-    if lost:
-        raise JournalDamaged(f"{folder}: the payloads of LSN {lost[:5]} are zeros, but still needed: restore a copy")
-    if scan.torn_bytes:
-        log.warning("%s: cut off %d bytes that a crash left half written (never acknowledged)", folder, scan.torn_bytes)
-    unreleased = [position for position in state.released if position.lsn in intact]
-    state.released = []
-    return state, scan.tail, unreleased
+    def _give_back(self, positions: list[Position]) -> None:
+        if positions:
+            self._loop.run_in_executor(None, self.journal.release, positions)
 
 
 def open_reservoir(
@@ -203,7 +199,7 @@ def open_reservoir(
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
     disk: Disk | None = None,
-    segment_bytes: int = SEGMENT_BYTES,
+    segment_bytes: int | None = None,
 ) -> Reservoir:
     """Recover the run's buffer from its folder, or found it. Needs a running event loop.
 
@@ -213,22 +209,27 @@ def open_reservoir(
     journal_folder, weights_folder = run.run.home / "buffer" / "journal", run.run.home / "buffer" / "weights"
     for folder in (journal_folder, weights_folder):
         folder.mkdir(parents=True, exist_ok=True)
-    state, tail, unreleased = recover(journal_folder, repair=True)
+    for unfinished in journal_folder.glob("*.tmp"):
+        unfinished.unlink()
+    found = recover(journal_folder, repair=True)
+    state = found.state
     _check_same_run(run, state)
     store = WeightStore(weights_folder, disk=disk, keep_anchors=run.buffer.keep_anchors, clock=clock)
 
     def journal(reservoir: Reservoir) -> Journal:
         return Journal(
             journal_folder,
-            tail,
+            found.tail,
             on_progress=reservoir.on_progress,
             on_failure=reservoir.on_failure,
+            on_sealed=reservoir.on_sealed,
             disk=disk,
-            segment_bytes=segment_bytes,
+            segment_bytes=segment_bytes or run.buffer.segment_mb << 20,
         )
 
     reservoir = Reservoir(run, state, journal, store, disk=disk, clock=clock, wall=wall)
-    _release_all(reservoir.journal, unreleased)
+    reservoir.retention.keep(found.released)
+    reservoir.housekeep()
     if not state.run_json:
         reservoir.record(journal_pb2.Event(run_opened=journal_pb2.RunOpened(run_json=run_json(run))))
     return reservoir

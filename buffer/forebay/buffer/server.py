@@ -17,6 +17,7 @@ from forebay.buffer.roster import Roster
 from forebay.buffer.service_control import ControlService
 from forebay.buffer.service_experience import ExperienceService
 from forebay.buffer.service_weights import WeightsService
+from forebay.buffer.snapshotter import Snapshotter
 from forebay.wire.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,11 @@ class BufferServer:
     async def start(self) -> None:
         """Begin to answer."""
         await self._server.start()
-        self._tasks = [asyncio.create_task(self._sweep()), asyncio.create_task(self._measure_lag())]
+        self._tasks = [
+            asyncio.create_task(self._sweep()),
+            asyncio.create_task(self._measure_lag()),
+            asyncio.create_task(Snapshotter(self.reservoir).run()),
+        ]
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, give running ones `grace_s`, write everything out. Raises JournalFailed."""
@@ -55,6 +60,7 @@ class BufferServer:
             await asyncio.sleep(min(1.0, self.reservoir.members.timeout_s / 4))
             for member_id in self.roster.sweep():
                 log.warning("sampler %s is lost: its groups are granted to others", member_id)
+            self.reservoir.housekeep()
 
     async def _measure_lag(self, every_s: float = 0.5) -> None:
         while True:

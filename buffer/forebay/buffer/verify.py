@@ -1,6 +1,6 @@
 """Check a run's buffer folder from the bytes up, beside a running buffer or without one; changes nothing.
 
-Segment files record by record, the fold of the state, the conservation law, the payloads that may still be leased
+Segment files record by record, snapshots, the fold of the state, the conservation law, the payloads that may still be leased
 against their frames' checksums, and the weight store's chunks against their digests.
 """
 
@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forebay.buffer import snapshots
 from forebay.buffer.conservation import imbalances, ledger_response
 from forebay.buffer.errors import JournalDamaged
 from forebay.buffer.ledger import State
-from forebay.buffer.records import SEGMENT_HEADER, parse_segment_header
-from forebay.buffer.reservoir import recover
+from forebay.buffer.records import SEGMENT_HEADER, parse_segment_header, segment_path
+from forebay.buffer.recovery import recover
 from forebay.buffer.segment_walk import Walked, segment_files, walk
 from forebay.buffer.weight_check import check_weights
 from forebay.errors import UsageError
@@ -33,7 +34,7 @@ class _Journal:
 
     next_lsn: int | None = None
     payloads: int = 0
-    released: int = 0
+    released: dict[int, str] = field(default_factory=dict)  #: LSN to place of payloads that are zeros
     mismatched: dict[int, str] = field(default_factory=dict)
     torn: str = ""
     gap: tuple[Path, int, int] | None = None
@@ -57,6 +58,7 @@ class Verification:
         for path in files:
             self._segment(path, last=path == files[-1])
         self._close_gap(None)
+        self._snapshots()
         if self._journal.torn:
             self._tell(self._journal.torn)
         state = self._fold()
@@ -94,7 +96,7 @@ class Verification:
 
     def _records(self, path: Path, data: bytes, salt: bytes, first_lsn: int, *, last: bool) -> None:
         count, before, lsn = 0, len(self.problems), first_lsn
-        payloads, released = self._journal.payloads, self._journal.released
+        payloads, released = self._journal.payloads, len(self._journal.released)
         for item in walk(data, salt, first_lsn):
             if isinstance(item, Walked):
                 count, lsn = count + 1, item.lsn + 1
@@ -110,7 +112,7 @@ class Verification:
         damaged = len(self.problems) > before or self._journal.gap is not None
         self._tell(
             f"{path.name}: LSN {first_lsn} to {lsn - 1}, {count} records, {len(data)} bytes; payloads: "
-            f"{self._journal.payloads - payloads} whole, {self._journal.released - released} released; "
+            f"{self._journal.payloads - payloads} whole, {len(self._journal.released) - released} released; "
             f"{'DAMAGED' if damaged else 'whole'}"
         )
 
@@ -123,7 +125,7 @@ class Verification:
 
     def _count_payload(self, path: Path, record: Walked) -> None:
         if not record.intact:
-            self._journal.released += 1
+            self._journal.released[record.lsn] = f"{path}: the payload of LSN {record.lsn} at {record.offset}"
         elif record.payload:
             self._journal.payloads += 1
             header = record.parsed().appended.header
@@ -137,7 +139,7 @@ class Verification:
             self._tell("state: not folded, because records are lost")
             return None
         try:
-            state, _, _ = recover(self._folder / "journal", repair=False)
+            state = recover(self._folder / "journal", repair=False).state
         except (JournalDamaged, KeyError, ValueError) as error:
             self._problem(f"{error}" if isinstance(error, JournalDamaged) else f"the records do not add up: {error!r}")
             return None
@@ -145,10 +147,36 @@ class Verification:
             f"state: step {state.committed} committed, checkpoint {state.checkpoint}, final {state.final}; "
             f"{len(state.buffered)} groups buffered, {len(state.leased)} leased, in {len(state.frames)} live frames"
         )
-        for lsn in sorted(self._journal.mismatched.keys() & state.frames.keys()):
-            self._problem(f"{self._journal.mismatched[lsn]} differs from its frame's checksum: {RESTORE}")
+        self._live_frames(state)
         self._conserved(state)
         return state
+
+    def _live_frames(self, state: State) -> None:
+        """What may still be leased must be there: a snapshot vouches for older segments that the fold did not read."""
+        for places, wrong in (
+            (self._journal.mismatched, "differs from its frame's checksum"),
+            (self._journal.released, "is zeros, but still needed"),
+        ):
+            for lsn in sorted(places.keys() & state.frames.keys()):
+                self._problem(f"{places[lsn]} {wrong}: {RESTORE}")
+        segments = {entry.position.segment for entry in state.frames.values()}
+        for segment in sorted(segments):
+            path = segment_path(self._folder / "journal", segment)
+            if not path.exists():
+                self._problem(f"{path}: missing, but a snapshot says that frames in it are needed: put it back")
+
+    def _snapshots(self) -> None:
+        """Each snapshot file by itself; the fold starts from the newest whole one."""
+        folder = self._folder / "journal"
+        for number in snapshots.numbers(folder):
+            path = snapshots.snapshot_path(folder, number)
+            try:
+                found = snapshots.read(path)
+                self._tell(f"{path.name}: the state before LSN {found.next_lsn}; whole")
+            except FileNotFoundError:
+                self._tell(f"{path.name}: removed by the running buffer meanwhile")
+            except ValueError as error:
+                self._problem(f"{error}: delete it, the buffer then starts from the one before, or from the journal")
 
     def _conserved(self, state: State) -> None:
         wrong = imbalances(ledger_response(state))

@@ -116,6 +116,14 @@ class BufferSection(Section):
     disk_gb: Annotated[float, Field(gt=0)] = Field(
         default=50.0, description="journal and weights at most; then appends are pushed back"
     )
+    segment_mb: Positive = Field(default=256, description="size of the journal's files")
+    retain_gb: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="trained experience kept for replay at most; it gives way when room is needed"
+    )
+    retain_hours: Annotated[float, Field(ge=0)] = Field(default=168.0, description="and not longer than this")
+    permit_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=3600.0, description="a group that takes longer is granted to another sampler"
+    )
     keep_anchors: Positive = Field(default=2, description="weight versions older than this many anchors are deleted")
 
 

@@ -541,3 +541,454 @@ class Rejected(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Rejected: _TypeAlias = Rejected  # noqa: Y015
+
+@_typing.final
+class Snapshot(_message.Message):
+    """The state after the records of all segments up to `segment`: a restart reads it instead of them.
+    Large tables are columns, packed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    SEGMENT_FIELD_NUMBER: _builtins.int
+    NEXT_LSN_FIELD_NUMBER: _builtins.int
+    RUN_JSON_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    NEXT_GROUP_FIELD_NUMBER: _builtins.int
+    GIVEN_BACK_FIELD_NUMBER: _builtins.int
+    PERMITS_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    SAMPLED_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    FINAL_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    TALLIES_FIELD_NUMBER: _builtins.int
+    REFUNDS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    EVALS_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
+    format: _builtins.int
+    segment: _builtins.int
+    next_lsn: _builtins.int
+    run_json: _builtins.str
+    next_group: _builtins.int
+    given_back: _builtins.int
+    committed: _builtins.int
+    checkpoint: _builtins.int
+    final: _builtins.int
+    paused: _builtins.str
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotMember]: ...
+    @_builtins.property
+    def permits(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotPermit]: ...
+    @_builtins.property
+    def again(self) -> _containers.RepeatedCompositeFieldContainer[_experience_pb2.Permit]: ...
+    @_builtins.property
+    def groups(self) -> Global___SnapshotGroups: ...
+    @_builtins.property
+    def frames(self) -> Global___SnapshotFrames:
+        """in order of LSN"""
+
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotBatch]: ...
+    @_builtins.property
+    def sampled(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotSampled]: ...
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def published(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotPublication]: ...
+    @_builtins.property
+    def tallies(self) -> _containers.RepeatedCompositeFieldContainer[_experience_pb2.LedgerRow]:
+        """states: produced | final | dropped:<reason>"""
+
+    @_builtins.property
+    def refunds(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotRefunds]: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.StepRecord]: ...
+    @_builtins.property
+    def evals(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.EvalResult]: ...
+    @_builtins.property
+    def released(self) -> Global___SnapshotFrames:
+        """payloads that are kept for replay, the earliest released first"""
+
+    def __init__(
+        self,
+        *,
+        format: _builtins.int = ...,
+        segment: _builtins.int = ...,
+        next_lsn: _builtins.int = ...,
+        run_json: _builtins.str = ...,
+        members: _abc.Iterable[Global___SnapshotMember] | None = ...,
+        next_group: _builtins.int = ...,
+        given_back: _builtins.int = ...,
+        permits: _abc.Iterable[Global___SnapshotPermit] | None = ...,
+        again: _abc.Iterable[_experience_pb2.Permit] | None = ...,
+        groups: Global___SnapshotGroups | None = ...,
+        frames: Global___SnapshotFrames | None = ...,
+        batches: _abc.Iterable[Global___SnapshotBatch] | None = ...,
+        sampled: _abc.Iterable[Global___SnapshotSampled] | None = ...,
+        committed: _builtins.int = ...,
+        checkpoint: _builtins.int = ...,
+        final: _builtins.int = ...,
+        checkpoints: _abc.Iterable[_builtins.int] | None = ...,
+        published: _abc.Iterable[Global___SnapshotPublication] | None = ...,
+        tallies: _abc.Iterable[_experience_pb2.LedgerRow] | None = ...,
+        refunds: _abc.Iterable[Global___SnapshotRefunds] | None = ...,
+        steps: _abc.Iterable[_control_pb2.StepRecord] | None = ...,
+        evals: _abc.Iterable[_control_pb2.EvalResult] | None = ...,
+        paused: _builtins.str = ...,
+        released: Global___SnapshotFrames | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "groups", b"groups", "released", b"released"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "batches", b"batches", "checkpoint", b"checkpoint", "checkpoints", b"checkpoints", "committed", b"committed", "evals", b"evals", "final", b"final", "format", b"format", "frames", b"frames", "given_back", b"given_back", "groups", b"groups", "members", b"members", "next_group", b"next_group", "next_lsn", b"next_lsn", "paused", b"paused", "permits", b"permits", "published", b"published", "refunds", b"refunds", "released", b"released", "run_json", b"run_json", "sampled", b"sampled", "segment", b"segment", "steps", b"steps", "tallies", b"tallies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
+
+@_typing.final
+class SnapshotMember(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Answered(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        SEQUENCE_FIELD_NUMBER: _builtins.int
+        PAYLOAD_XXH3_FIELD_NUMBER: _builtins.int
+        REFUSED_FIELD_NUMBER: _builtins.int
+        IS_REFUSED_FIELD_NUMBER: _builtins.int
+        sequence: _builtins.int
+        payload_xxh3: _builtins.int
+        refused: _builtins.str
+        """why, when it was"""
+        is_refused: _builtins.bool
+        def __init__(
+            self,
+            *,
+            sequence: _builtins.int = ...,
+            payload_xxh3: _builtins.int = ...,
+            refused: _builtins.str = ...,
+            is_refused: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["is_refused", b"is_refused", "payload_xxh3", b"payload_xxh3", "refused", b"refused", "sequence", b"sequence"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    FLEET_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    NEXT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    REQUEST_PERMITS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    role: _common_pb2.Role.ValueType
+    id: _builtins.str
+    incarnation: _builtins.int
+    fleet: _builtins.str
+    region: _builtins.str
+    left: _builtins.bool
+    next_sequence: _builtins.int
+    request: _builtins.int
+    groups: _builtins.int
+    tokens: _builtins.int
+    @_builtins.property
+    def answered(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotMember.Answered]: ...
+    @_builtins.property
+    def request_permits(self) -> _containers.RepeatedCompositeFieldContainer[_experience_pb2.Permit]: ...
+    def __init__(
+        self,
+        *,
+        role: _common_pb2.Role.ValueType = ...,
+        id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        fleet: _builtins.str = ...,
+        region: _builtins.str = ...,
+        left: _builtins.bool = ...,
+        next_sequence: _builtins.int = ...,
+        answered: _abc.Iterable[Global___SnapshotMember.Answered] | None = ...,
+        request: _builtins.int = ...,
+        request_permits: _abc.Iterable[_experience_pb2.Permit] | None = ...,
+        groups: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "fleet", b"fleet", "groups", b"groups", "id", b"id", "incarnation", b"incarnation", "left", b"left", "next_sequence", b"next_sequence", "region", b"region", "request", b"request", "request_permits", b"request_permits", "role", b"role", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotMember: _TypeAlias = SnapshotMember  # noqa: Y015
+
+@_typing.final
+class SnapshotPermit(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.int
+    attempt: _builtins.int
+    role: _common_pb2.Role.ValueType
+    id: _builtins.str
+    incarnation: _builtins.int
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        role: _common_pb2.Role.ValueType = ...,
+        id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "group_id", b"group_id", "id", b"id", "incarnation", b"incarnation", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotPermit: _TypeAlias = SnapshotPermit  # noqa: Y015
+
+@_typing.final
+class SnapshotGroups(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    LSN_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    FLEET_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    OLDEST_STEP_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ARRIVAL_STEP_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    BUFFERED_FIELD_NUMBER: _builtins.int
+    FLEETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def group_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def lsn(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def index(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def fleet(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """into `fleets`"""
+
+    @_builtins.property
+    def incarnation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def oldest_step(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def step(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def arrival_step(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def priority(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def trajectories(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def buffered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]: ...
+    @_builtins.property
+    def fleets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        group_id: _abc.Iterable[_builtins.int] | None = ...,
+        lsn: _abc.Iterable[_builtins.int] | None = ...,
+        index: _abc.Iterable[_builtins.int] | None = ...,
+        fleet: _abc.Iterable[_builtins.int] | None = ...,
+        incarnation: _abc.Iterable[_builtins.int] | None = ...,
+        oldest_step: _abc.Iterable[_builtins.int] | None = ...,
+        step: _abc.Iterable[_builtins.int] | None = ...,
+        arrival_step: _abc.Iterable[_builtins.int] | None = ...,
+        priority: _abc.Iterable[_builtins.float] | None = ...,
+        trajectories: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        buffered: _abc.Iterable[_builtins.bool] | None = ...,
+        fleets: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_step", b"arrival_step", "buffered", b"buffered", "fleet", b"fleet", "fleets", b"fleets", "group_id", b"group_id", "incarnation", b"incarnation", "index", b"index", "lsn", b"lsn", "oldest_step", b"oldest_step", "priority", b"priority", "step", b"step", "tokens", b"tokens", "trajectories", b"trajectories"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotGroups: _TypeAlias = SnapshotGroups  # noqa: Y015
+
+@_typing.final
+class SnapshotFrames(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LSN_FIELD_NUMBER: _builtins.int
+    SEGMENT_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    EVENT_BYTES_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lsn(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def segment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def event_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def payload_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def live(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        lsn: _abc.Iterable[_builtins.int] | None = ...,
+        segment: _abc.Iterable[_builtins.int] | None = ...,
+        offset: _abc.Iterable[_builtins.int] | None = ...,
+        event_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        payload_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        live: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_bytes", b"event_bytes", "live", b"live", "lsn", b"lsn", "offset", b"offset", "payload_bytes", b"payload_bytes", "segment", b"segment"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotFrames: _TypeAlias = SnapshotFrames  # noqa: Y015
+
+@_typing.final
+class SnapshotBatch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    GROUP_IDS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    TRIES_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    attempt: _builtins.int
+    incarnation: _builtins.int
+    tries: _builtins.int
+    @_builtins.property
+    def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        group_ids: _abc.Iterable[_builtins.int] | None = ...,
+        incarnation: _builtins.int = ...,
+        tries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "group_ids", b"group_ids", "incarnation", b"incarnation", "step", b"step", "tries", b"tries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotBatch: _TypeAlias = SnapshotBatch  # noqa: Y015
+
+@_typing.final
+class SnapshotSampled(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    FINAL_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.int
+    times: _builtins.int
+    live: _builtins.int
+    final: _builtins.bool
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.int = ...,
+        times: _builtins.int = ...,
+        live: _builtins.int = ...,
+        final: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "group_id", b"group_id", "live", b"live", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotSampled: _TypeAlias = SnapshotSampled  # noqa: Y015
+
+@_typing.final
+class SnapshotPublication(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    MODEL_BYTES_FIELD_NUMBER: _builtins.int
+    VOID_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    payload_bytes: _builtins.int
+    model_bytes: _builtins.int
+    void: _builtins.bool
+    @_builtins.property
+    def version(self) -> _common_pb2.Version: ...
+    def __init__(
+        self,
+        *,
+        version: _common_pb2.Version | None = ...,
+        digest: _builtins.bytes = ...,
+        payload_bytes: _builtins.int = ...,
+        model_bytes: _builtins.int = ...,
+        void: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "model_bytes", b"model_bytes", "payload_bytes", b"payload_bytes", "version", b"version", "void", b"void"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotPublication: _TypeAlias = SnapshotPublication  # noqa: Y015
+
+@_typing.final
+class SnapshotRefunds(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLEET_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    fleet: _builtins.str
+    reason: _builtins.str
+    groups: _builtins.int
+    def __init__(
+        self,
+        *,
+        fleet: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        groups: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet", "groups", b"groups", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotRefunds: _TypeAlias = SnapshotRefunds  # noqa: Y015

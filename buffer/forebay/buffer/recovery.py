@@ -1,0 +1,50 @@
+"""From a journal folder to the state that it holds."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.buffer import snapshots
+from forebay.buffer.errors import JournalDamaged
+from forebay.buffer.ledger import State
+from forebay.buffer.records import Position, Scan, Tail
+from forebay.buffer.state_snapshot import from_message
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What was found: the state, where the next record goes, and payloads that nobody needs but that still take room.
+
+    `released` has the earliest first.
+    """
+
+    state: State
+    tail: Tail
+    released: list[Position]
+
+
+def recover(folder: Path, *, repair: bool) -> Recovery:
+    """Fold a journal, from its newest snapshot on. Without `repair` nothing is changed on disk.
+
+    Raises JournalDamaged.
+    """
+    snapshot = snapshots.newest(folder)
+    state = from_message(snapshot) if snapshot else State()
+    empty = set[int]()
+    scan = Scan(folder, repair=repair, after=snapshot)
+    for record in scan:
+        state.apply(record.event, record.position)
+        if not record.intact:
+            empty.add(record.position.lsn)
+    lost = sorted(lsn for lsn in empty if lsn in state.frames)
+    if lost:
+        raise JournalDamaged(f"{folder}: the payloads of LSN {lost[:5]} are zeros, but still needed: restore a copy")
+    if scan.torn_bytes and repair:
+        log.warning("%s: cut off %d bytes that a crash left half written (never acknowledged)", folder, scan.torn_bytes)
+    released = [position for position in state.released if position.lsn not in empty]
+    state.released = []
+    return Recovery(state=state, tail=scan.tail, released=released)
