@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.buffer_load import appending, backlog, leasing, peers, recovery, soak, streams
+from benchmarks.buffer_load import backlog, bulk, peers, recovery, single, soak, streams
 from benchmarks.buffer_load.plan import FULL, QUICK, Plan
 
 ROOT = Path(__file__).parents[1]
@@ -26,23 +26,27 @@ ROOT = Path(__file__).parents[1]
 Section = Callable[[Plan, Path], dict[str, Any]]
 
 SECTIONS: Mapping[str, Section] = {
-    "append_1k": appending.append_1k,
-    "append_64k": appending.append_64k,
-    "single": appending.single,
-    "lease_1k": leasing.lease_1k,
-    "lease_1m": leasing.lease_1m,
-    "cycle": leasing.cycle,
+    "rows_1k": bulk.rows_1k,
+    "rows_64k": bulk.rows_64k,
+    "rows_1m": bulk.rows_1m,
+    "single": single.single,
+    "cost": backlog.cost,
     "reverb": peers.reverb,
     "transferqueue": peers.transferqueue,
     "streams": streams.streams,
     "recovery": recovery.recovery,
-    "cost": backlog.cost,
 }
+
+#: What `--quick` leaves out unless asked for.
+SLOW = frozenset({"streams", "recovery"})
 
 #: Ratio, and the two figures that make it.
 RATIOS = {
     "vs_transferqueue_append": ("append_1k_rows_s", "transferqueue_append_1k_rows_s"),
     "vs_reverb_append": ("append_1k_rows_s", "reverb_append_1k_rows_s"),
+    "vs_reverb_append_group_items": ("append_1k_rows_s", "reverb_append_1k_group_items_rows_s"),
+    "vs_transferqueue_append_64k": ("append_64k_mb_s", "transferqueue_append_64k_mb_s"),
+    "vs_reverb_append_64k": ("append_64k_mb_s", "reverb_append_64k_mb_s"),
     "vs_transferqueue_lease": ("lease_1k_rows_s", "transferqueue_get_1k_rows_s"),
     "vs_reverb_lease": ("lease_1k_rows_s", "reverb_sample_1k_rows_s"),
     "vs_reverb_lease_1m": ("lease_1m_mb_s", "reverb_sample_1m_mb_s"),
@@ -53,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure, print the figures; 1 when something failed, which then stands under `error`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.buffer", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller amounts, under 50 s once the peers are installed")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--soak", type=int, default=0, metavar="MINUTES", help="only constant load, for so long")
     parser.add_argument("--folder", type=Path, default=ROOT.parent, help="on the disk that is to be measured")
     arguments = parser.parse_args(argv)
@@ -61,7 +65,8 @@ def main(argv: Sequence[str]) -> int:
         if arguments.soak:
             found = soak.soak(arguments.soak, Path(scratch))
         else:
-            found = measure(QUICK if arguments.quick else FULL, Path(scratch), arguments.only)
+            names = arguments.only or [name for name in SECTIONS if not (arguments.quick and name in SLOW)]
+            found = measure(QUICK if arguments.quick else FULL, Path(scratch), names)
     print(json.dumps(found))
     return 1 if "error" in found else 0
 
@@ -81,18 +86,18 @@ def measure(plan: Plan, folder: Path, names: Sequence[str]) -> dict[str, Any]:
             failed.append(f"{name}: {figures.pop('error')}")
         found |= figures
         print(f"buffer: {name} ({time.monotonic() - began:.1f} s): {_told(figures)}", file=sys.stderr, flush=True)
-    found |= ratios(found)
+    found |= ratios(found, names)
     if failed:
         found["error"] = "; ".join(failed)
     return found
 
 
-def ratios(found: Mapping[str, Any]) -> dict[str, float | None]:
-    """Ours over the peers'; None where one of the two is missing though the other was measured."""
+def ratios(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, float | None]:
+    """Ours over the peers' that were asked for; None where one of the two is missing."""
     return {
         name: round(found[ours] / found[theirs], 2) if found.get(ours) and found.get(theirs) else None
         for name, (ours, theirs) in RATIOS.items()
-        if ours in found or theirs in found
+        if theirs.partition("_")[0] in names
     }
 
 

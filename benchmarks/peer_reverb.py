@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from benchmarks.buffer_load.commands import LoadFailed, LoadProcess, ask_all, obey, span_s
@@ -66,8 +67,7 @@ class ServerRole:
     """The process that holds the tables."""
 
     def __init__(self) -> None:
-        import reverb
-
+        reverb: Any = import_module("reverb")
         self._server = reverb.Server(
             tables=[
                 reverb.Table(
@@ -91,10 +91,9 @@ class ClientRole:
     """A process that inserts and samples."""
 
     def __init__(self, address: str) -> None:
-        import reverb
-
-        self._reverb, self._address = reverb, address
-        self._client = reverb.Client(address)
+        self._address = address
+        self._reverb: Any = import_module("reverb")
+        self._client = self._reverb.Client(address)
 
     async def insert(
         self, by: str, row_bytes: int, rows_an_item: int, in_flight: int, seconds: float
@@ -131,7 +130,7 @@ class ClientRole:
         pattern = structured.pattern_from_transform({"x": None}, lambda step: {"x": step["x"][-1:]})
         writer = self._client.structured_writer([structured.create_config(pattern, table=table)])
         count = 0
-        for count, item in enumerate(items(), start=1):  # noqa: B007  # the last count is what was written
+        for count, item in enumerate(items(), start=1):  # the last count is what was written
             writer.append({"x": item})
             if count % _ROWS_A_LOOK == 0:
                 writer.flush(in_flight)
@@ -141,7 +140,7 @@ class ClientRole:
     def _trajectory(self, table: str, items: Callable[[], Iterator[Any]], in_flight: int) -> int:
         count = 0
         with self._client.trajectory_writer(num_keep_alive_refs=1, validate_items=False) as writer:
-            for count, item in enumerate(items(), start=1):  # noqa: B007
+            for count, item in enumerate(items(), start=1):
                 writer.append({"x": item})
                 writer.create_item(table, 1.0, {"x": writer.history["x"][-1:]})
                 if count % _ROWS_A_LOOK == 0:
@@ -159,8 +158,7 @@ class ClientRole:
         return count
 
     def _dataset(self, row_bytes: int, rows_an_item: int, in_flight: int) -> Iterator[int]:
-        import tensorflow as tf
-
+        tf: Any = import_module("tensorflow")
         dataset = self._reverb.TimestepDataset(
             server_address=self._address,
             table=table_of(row_bytes, rows_an_item),
@@ -228,7 +226,8 @@ def _rate(
         in_flight=way.in_flight,
         seconds=seconds,
     )
-    return round(sum(answer["rows"] for answer in answers) / span_s(answers), 1)
+    rows: int = sum(answer["rows"] for answer in answers)
+    return round(rows / span_s(answers), 1)
 
 
 async def play(role: str, address: str) -> None:

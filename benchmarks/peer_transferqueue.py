@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from benchmarks.buffer_load.commands import LoadFailed, LoadProcess, ask_all, obey, span_s
@@ -42,59 +43,54 @@ class Way:
 
 #: The first is tried always: the fastest found on two cores.
 PUTS = (
-    Way(by="put", processes=1, calls=4, call_bytes=MB),
-    Way(by="put", processes=1, calls=1, call_bytes=MB),
-    Way(by="put", processes=2, calls=2, call_bytes=MB),
     Way(by="put", processes=1, calls=4, call_bytes=4 * MB),
+    Way(by="put", processes=1, calls=4, call_bytes=16 * MB),
+    Way(by="put", processes=2, calls=2, call_bytes=4 * MB),
+    Way(by="put", processes=1, calls=4, call_bytes=MB),
     Way(by="kv_batch_put", processes=1, calls=4, call_bytes=MB),
-    Way(by="kv_batch_put", processes=1, calls=4, call_bytes=64 * KB),
+    Way(by="kv_batch_put", processes=1, calls=1, call_bytes=64 * KB),
 )
 GETS = (
-    Way(by="get_data", processes=1, calls=1, call_bytes=MB),
     Way(by="get_data", processes=1, calls=4, call_bytes=MB),
+    Way(by="get_data", processes=1, calls=1, call_bytes=MB),
+    Way(by="get_data", processes=1, calls=4, call_bytes=8 * MB),
 )
 
 
 class ServerRole:
     """The process that starts Ray, the controller and the storage units, and owns them."""
 
-    def __init__(self) -> None:
-        import ray
-        import transfer_queue
-
+    async def start(self) -> dict[str, Any]:
+        """Start them; where clients connect to."""
+        ray: Any = import_module("ray")
+        queue: Any = import_module("transfer_queue")
         started = ray.init(num_cpus=RAY_CPUS, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-        self._address = started.address_info["address"]
-        transfer_queue.init()
-
-    async def address(self) -> dict[str, Any]:
-        """Of the Ray that clients connect to."""
-        return {"address": self._address}
+        queue.init()
+        return {"address": started.address_info["address"]}
 
     async def stop(self) -> dict[str, Any]:
         """End all that was started."""
-        import ray
-        import transfer_queue
-
-        transfer_queue.close()
-        ray.shutdown()
+        import_module("ray").shutdown()
         return {}
 
 
 class ClientRole:
     """A process that puts and gets."""
 
-    def __init__(self, address: str) -> None:
-        import ray
-        import torch
-        import transfer_queue
-        from tensordict import TensorDict
-
-        ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-        transfer_queue.init()
-        self._torch, self._queue, self._rows = torch, transfer_queue, TensorDict
-        self._client = transfer_queue.get_client()
+    def __init__(self) -> None:
+        self._torch: Any = import_module("torch")
+        self._queue: Any = import_module("transfer_queue")
+        self._rows: Any = import_module("tensordict").TensorDict
         self._names = (f"{os.getpid()}-{number}" for number in itertools.count())
-        self._filled: dict[int, list[tuple[str, int]]] = {}
+        self._client: Any = None
+
+    async def connect(self, address: str) -> dict[str, Any]:
+        """Become a client of what the server started."""
+        ray: Any = import_module("ray")
+        ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+        self._queue.init()
+        self._client = self._queue.get_client()
+        return {}
 
     async def put(self, by: str, row_bytes: int, rows_a_call: int, calls: int, seconds: float) -> dict[str, Any]:
         """Put rows for that long, several calls at once."""
@@ -148,15 +144,14 @@ class ClientRole:
 
 def measure(seconds: float, thorough: bool) -> dict[str, Any]:
     """All figures; rates of the best ways, and which they were."""
+    puts, gets = (PUTS, GETS) if thorough else (PUTS[:1], GETS[:1])
+    count = max(way.processes for way in (*puts, *gets))
     with ExitStack() as stack:
         server = stack.enter_context(LoadProcess(MODULE, "--role=server"))
-        address = server.ask("address")["address"]
+        clients = [stack.enter_context(LoadProcess(MODULE, "--role=client")) for _ in range(count)]
+        address = server.ask("start")["address"]
         stack.callback(server.ask, "stop")
-        puts, gets = (PUTS, GETS) if thorough else (PUTS[:2], GETS[:1])
-        count = max(way.processes for way in (*puts, *gets))
-        clients = [
-            stack.enter_context(LoadProcess(MODULE, "--role=client", f"--address={address}")) for _ in range(count)
-        ]
+        ask_all(clients, "connect", address=address)
 
         def rates(do: str, ways: Sequence[Way], row_bytes: int) -> dict[str, float]:
             return {
@@ -187,17 +182,18 @@ def _rate(clients: Sequence[LoadProcess], do: str, way: Way, row_bytes: int, sec
         calls=way.calls,
         seconds=seconds,
     )
-    return round(sum(answer["rows"] for answer in answers) / span_s(answers), 1)
+    rows: int = sum(answer["rows"] for answer in answers)
+    return round(rows / span_s(answers), 1)
 
 
-async def play(role: str, address: str) -> None:
+async def play(role: str) -> None:
     """Be one of the processes."""
     if role == "server":
         server = ServerRole()
-        await obey({"address": server.address, "stop": server.stop})
+        await obey({"start": server.start, "stop": server.stop})
     else:
-        client = ClientRole(address)
-        await obey({"put": client.put, "get": client.get})
+        client = ClientRole()
+        await obey({"connect": client.connect, "put": client.put, "get": client.get})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -209,12 +205,11 @@ def main(argv: Sequence[str]) -> int:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each kind of load")
-    parser.add_argument("--thorough", action="store_true", help="try every way, not only those that won before")
+    parser.add_argument("--thorough", action="store_true", help="try every way, not only the one that won before")
     parser.add_argument("--role", choices=("server", "client"), help=argparse.SUPPRESS)
-    parser.add_argument("--address", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.role:
-        asyncio.run(play(arguments.role, arguments.address))
+        asyncio.run(play(arguments.role))
         return 0
     try:
         print(json.dumps(measure(arguments.seconds, arguments.thorough)))

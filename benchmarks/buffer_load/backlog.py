@@ -13,8 +13,7 @@ from benchmarks.buffer_load.site import Site, site
 SMALL_ROWS = 1000
 GROUP_SIZE, GROUPS_PER_STEP = 8, 16  #: the product's defaults
 ROW_BYTES = 64
-_FILL_GROUPS_A_FRAME = 500
-_WARM_STEPS = 5
+_WARM_STEPS = 20
 
 
 def cost(plan: Plan, folder: Path) -> dict[str, Any]:
@@ -40,16 +39,13 @@ def cost(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def _shape(backlog_rows: int, plan: Plan, rounds: int) -> RunShape:
-    groups = backlog_rows // GROUP_SIZE
-    steps = -(-groups // GROUPS_PER_STEP) + _WARM_STEPS + rounds * plan.backlog_steps
+    steps = -(-backlog_rows // (GROUP_SIZE * GROUPS_PER_STEP)) + _WARM_STEPS + rounds * plan.backlog_steps
     return RunShape(group_size=GROUP_SIZE, groups_per_step=GROUPS_PER_STEP, steps=steps)
 
 
 def _fill(here: Site, rows: int) -> None:
-    frames, rest = divmod(rows // GROUP_SIZE, _FILL_GROUPS_A_FRAME)
-    for count, groups in ((frames, _FILL_GROUPS_A_FRAME), (1, rest)):
-        if count and groups:
-            here.append(count, groups, ROW_BYTES, in_flight=16)
+    """In the frames of the measured work, since a lease brings whole frames."""
+    here.append(-(-rows // (GROUP_SIZE * GROUPS_PER_STEP)), GROUPS_PER_STEP, ROW_BYTES, in_flight=64)
 
 
 def _work(here: Site, steps: int) -> float:

@@ -46,8 +46,12 @@ class LoadProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Kill it, unless it has ended."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
 
     def tell(self, do: str, **arguments: Any) -> None:
         """Send a command; `hear` gets the answer."""

@@ -10,13 +10,12 @@ class Plan:
     """Amounts of one run of the benchmark. What is measured in rounds gives the median round."""
 
     rounds: int
-    append_rows: int  #: of 1 KB, a round
+    rows_1k: int  #: a round
     frame_kib: tuple[int, ...]  #: frame sizes that are tried; the first one counts
-    append_64k_mb: int  #: a round
-    single_appends: int
-    lease_rows: int  #: of 1 KB
-    lease_1m_mb: int
-    cycles: int
+    rows_64k_mb: int  #: a round
+    rows_1m_mb: int  #: a round
+    single_appends: int  #: a round
+    cycles: int  #: a round
     backlog_rows: int  #: buffered while the cost of an operation is taken
     backlog_steps: int  #: a round
     streams: int
@@ -27,12 +26,11 @@ class Plan:
 
 FULL = Plan(
     rounds=3,
-    append_rows=200_000,
+    rows_1k=200_000,
     frame_kib=(1024, 256, 512, 2048),
-    append_64k_mb=512,
+    rows_64k_mb=512,
+    rows_1m_mb=512,
     single_appends=10_000,
-    lease_rows=300_000,
-    lease_1m_mb=1024,
     cycles=2000,
     backlog_rows=1_000_000,
     backlog_steps=100,
@@ -43,17 +41,16 @@ FULL = Plan(
 )
 QUICK = Plan(
     rounds=1,
-    append_rows=150_000,
+    rows_1k=120_000,
     frame_kib=(1024,),
-    append_64k_mb=256,
-    single_appends=4000,
-    lease_rows=100_000,
-    lease_1m_mb=256,
-    cycles=500,
-    backlog_rows=200_000,
-    backlog_steps=50,
-    streams=1000,
-    stream_frames=2,
-    recovery_mb=200,
-    peer_s=1.0,
+    rows_64k_mb=192,
+    rows_1m_mb=192,
+    single_appends=2500,
+    cycles=300,
+    backlog_rows=1_000_000,
+    backlog_steps=40,
+    streams=100,
+    stream_frames=4,
+    recovery_mb=100,
+    peer_s=0.4,
 )

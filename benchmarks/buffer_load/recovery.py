@@ -21,6 +21,7 @@ def recovery(plan: Plan, folder: Path) -> dict[str, Any]:
         empty_s = server.start()
     with site(folder / "recovery", shape) as here:
         here.append(frames, GROUPS_A_FRAME, ROW_BYTES, in_flight=16)
+        here.dismiss()
         here.server.kill()
         journal_mb = sum(path.stat().st_size for path in here.server.journal.iterdir()) / 1e6
         full_s = here.server.start()

@@ -33,7 +33,7 @@ class Sampler:
 
     def __init__(self, run: RunFile, name: str) -> None:
         self._run, self._name = run, name
-        self._client = BufferClient(run.buffer.listen)
+        self._client = BufferClient(run.buffer.listen, on_trouble=lambda line: None)
         self._permits: deque[experience_pb2.Permit] = deque()
 
     async def join(self) -> None:

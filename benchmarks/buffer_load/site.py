@@ -63,6 +63,11 @@ class Site:
         """The learner leases and commits the next `steps` steps."""
         return self.measured([self.learner], "train", steps=steps)
 
+    def dismiss(self) -> None:
+        """End the load processes; the server stays."""
+        for process in (self.learner, *self.samplers):
+            process.end()
+
     def measured(self, processes: Sequence[LoadProcess], do: str, **arguments: Any) -> Phase:
         """Have all processes do it at once."""
         cpu_s = self.server.cpu_s()
