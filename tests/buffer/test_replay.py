@@ -17,9 +17,11 @@ import pytest
 
 from forebay.buffer.client import BlockingClient, BufferClient, Lease
 from forebay.buffer.conservation import imbalances, ledger_of
+from forebay.buffer.in_process import in_process
 from forebay.buffer.recording import Recording, read_recording
+from forebay.buffer.recovery import recover
 from forebay.buffer.replay import SCHEMA, Steps, export
-from forebay.buffer.replay_journal import choose_steps
+from forebay.buffer.replay_journal import choose_steps, write_journal
 from forebay.buffer.reservoir import open_reservoir
 from forebay.buffer.server import serving
 from forebay.buffer.verify import Verification
@@ -34,14 +36,20 @@ from forebay.wire.experience import from_record_batch
 from forebay.wire.record_batch import SCHEMA as ROWS
 from forebay.wire.version import Version
 from tests.buffer.conftest import Serve
-from tests.buffer.support import anchor, join_learner, join_sampler, real_frame
+from tests.buffer.support import UnsyncedDisk, anchor, join_learner, join_sampler, make_run, real_frame
 from tests.learner.models import tiny_llama
 from tests.learner.test_with_buffer import GROUP, Sampler
+
+V0 = Version(1, 0)
 
 
 async def recorded(serve: Serve, *, keep_checkpoints: int = 1000) -> Path:
     """Three steps trained, one leased, one group buffered; every group with another reward. Returns the run folder."""
-    async with serve(keep_checkpoints=keep_checkpoints) as served, served.client() as learner, served.client() as s:
+    async with (
+        serve(keep_checkpoints=keep_checkpoints, buffer={"retain_gb": 0}) as served,
+        served.client() as learner,
+        served.client() as s,
+    ):
         await join_learner(learner, served.run)
         await join_sampler(s, served.run)
         for step in range(1, 5):
@@ -106,8 +114,8 @@ async def test_rows_are_written_as_they_gather(serve: Serve, tmp_path: Path, mon
 @pytest.mark.parametrize(("text", "held"), [("2:3", [2, 3]), ("3:", [3, 4]), (":2", [1, 2]), ("4", [4])])
 def test_ranges_of_steps(text: str, held: list[int]) -> None:
     steps = Steps.parse(text)
-    assert [step for step in range(1, 5) if steps.hold(step)] == held
-    assert not steps.hold(None)
+    assert [step for step in range(1, 5) if steps.hold([step])] == held
+    assert not steps.hold([])
 
 
 @pytest.mark.parametrize("text", [":", "", "0:3", "3:1", "a:b", "1:2:3", "-1"])
@@ -130,6 +138,42 @@ def test_which_steps_can_be_replayed() -> None:
     recording.released = {1, 2}
     with pytest.raises(UsageError, match=r"steps 1 to 1 .*step 1 is released; possible: --steps 5:9"):
         choose_steps(recording, Steps(), [2, 4][1:])
+
+
+async def test_groups_that_several_steps_had_and_dead_letters(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=8, max_staleness=4, selector="uniform", max_times_sampled=2)
+    reservoir = open_reservoir(run, disk=UnsyncedDisk())
+    async with in_process(reservoir) as buffer, buffer.client() as learner, buffer.client() as s:
+        await join_learner(learner, run)
+        await join_sampler(s, run)
+        await append_real(s, 5, V0)
+        for step in (1, 2, 3):
+            lease = await leased(learner, step)
+            if step == 2:
+                poison = lease.group_ids[0]
+                await learner.reject(lease, [poison], "unreadable")
+                await leased(learner, step)
+            await learner.commit(step, 0, {})
+    recording = read_recording(run.run.home)
+    assert {group for steps in recording.batches.values() for group in steps} == recording.steps.keys()
+    assert max(len(steps) for steps in recording.steps.values()) == 2
+    assert poison in recording.steps or recording.state_of(poison) == "dropped:dead_letter"
+    found = export(recording, tmp_path / "x.arrow", Steps())
+    assert found.groups.total() == 5
+    assert found.groups["trained"] == len(recording.steps)
+    journal = tmp_path / "again"
+    journal.mkdir()
+    write_journal(recording, range(1, 4), journal)
+    state = recover(journal, repair=False).state
+    assert {step: batch.group_ids for step, batch in state.batches.items()} == recording.batches
+    assert len(state.buffered) == 0
+    assert not imbalances(ledger_of(journal))
+
+
+async def leased(learner: BufferClient, step: int) -> Lease:
+    lease = await learner.lease(step, 1.0)
+    assert isinstance(lease, Lease)
+    return lease
 
 
 async def test_a_file_that_cannot_be_written(serve: Serve, tmp_path: Path) -> None:
@@ -175,8 +219,8 @@ class CommittingClient(BlockingClient):
         super().__init__(address)
         self._stop, self._last = stop, last
 
-    def commit(self, step: int, checkpoint_step: int, metrics: Any) -> None:
-        super().commit(step, checkpoint_step, metrics)
+    def commit(self, step: int, checkpoint_step: int, metrics: Any, attempt: int = 0) -> None:
+        super().commit(step, checkpoint_step, metrics, attempt)
         if step == self._last:
             self._stop.ask("test")
 
@@ -189,7 +233,7 @@ def learn(run: RunFile, address: str, last: int) -> int:
 
 async def record(run: RunFile, last: int) -> None:
     """The run, trained until `last` with a learner that starts anew after step 3."""
-    async with serving(open_reservoir(run), "127.0.0.1:0") as server:
+    async with serving(open_reservoir(run), listen="127.0.0.1:0") as server:
         client = BufferClient(server.address)
         sampling = asyncio.create_task(Sampler(client).work(run))
         for until in (3, last):
@@ -201,9 +245,9 @@ async def record(run: RunFile, last: int) -> None:
 
 async def train_again(run: RunFile, steps: range) -> Recording:
     """What `forebay replay --train` does, in this process."""
-    async with serving(open_reservoir(run), "127.0.0.1:0") as server:
+    async with serving(open_reservoir(run), listen="127.0.0.1:0") as server:
         assert await asyncio.to_thread(learn, run, server.address, steps[-1]) == 0
-        assert not server.reservoir.state.permits
+        assert not server.reservoirs[0].state.permits
     return read_recording(run.run.home)
 
 

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from forebay.buffer import snapshots
 from forebay.buffer.client import Lease
+from forebay.buffer.in_process import in_process
 from forebay.buffer.journal import Journal
 from forebay.buffer.records import Position, Tail, segment_path
+from forebay.buffer.reservoir import open_reservoir
 from forebay.buffer.verify import Verification
 from forebay.cli.main import main
 from forebay.errors import UsageError
 from forebay.wire.v1 import common_pb2, experience_pb2, journal_pb2
 from forebay.wire.version import Version
 from tests.buffer.conftest import Serve
-from tests.buffer.support import UnsyncedDisk, anchor, frame_of, join_learner, join_sampler, produce
+from tests.buffer.support import UnsyncedDisk, anchor, frame_of, join_learner, join_sampler, make_run, produce
 
 V0 = Version(1, 0)
 SAMPLER = common_pb2.Member(role=common_pb2.ROLE_SAMPLER, id="s", incarnation=1)
@@ -213,6 +216,52 @@ async def test_damaged_weights(serve: Serve) -> None:
     assert check(home)[2][0].startswith(f"{manifest}: not a manifest")
     manifest.unlink()
     assert "version 1.2 was published, but no anchor leads to it" in check(home)[2][0]
+
+
+async def snapshotted(tmp_path: Path) -> tuple[Path, Position, Path]:
+    """A run of small segments with a snapshot of the sealed ones; a frame before it that is still needed; its file."""
+    run = make_run(tmp_path / "run", max_staleness=3, keep_checkpoints=1)
+    reservoir = open_reservoir(run, disk=UnsyncedDisk(), segment_bytes=700)
+    async with in_process(reservoir) as buffer, buffer.client() as learner, buffer.client() as sampler:
+        await join_learner(learner, run)
+        await join_sampler(sampler, run)
+        for step in (1, 2):
+            await produce(sampler, 3, V0)
+            assert isinstance(await learner.lease(step, 1.0), Lease)
+            await learner.commit(step, step, {})
+        sealed = reservoir.journal.sealed_segment
+        live = next(entry.position for entry in reservoir.state.frames.values())
+    assert sealed > 2
+    assert live.segment <= sealed
+    return run.run.home, live, snapshots.make(run.run.home / "buffer" / "journal", sealed, retain_bytes=0)
+
+
+async def test_snapshots(tmp_path: Path) -> None:
+    home, live, path = await snapshotted(tmp_path)
+    whole, said, _ = check(home)
+    assert whole
+    assert any(line.startswith(f"{path.name}: the state before LSN ") for line in said)
+    for number in range(1, live.segment):
+        segment_path(path.parent, number).unlink()
+    assert check(home)[0], "the snapshot stands for the segments that are gone"
+    flip(path, 30)
+    whole, _, problems = check(home)
+    assert not whole
+    assert f"{path}: damaged: delete it, the buffer then starts from the one before" in problems[-1]
+
+
+async def test_frames_that_only_a_snapshot_knows_of(tmp_path: Path) -> None:
+    home, live, path = await snapshotted(tmp_path)
+    segment = segment_path(path.parent, live.segment)
+    content = bytearray(segment.read_bytes())
+    content[live.payload_offset : live.end] = bytes(live.payload_bytes)
+    segment.write_bytes(content)
+    assert check(home)[2][0].startswith(
+        f"{segment}: the payload of LSN {live.lsn} at {live.offset} is zeros, but still needed"
+    )
+    for number in range(1, live.segment + 1):
+        segment_path(path.parent, number).unlink()
+    assert check(home)[2] == [f"{segment}: missing, but a snapshot says that frames in it are needed: put it back"]
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:

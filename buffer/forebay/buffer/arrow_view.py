@@ -7,7 +7,6 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -67,7 +66,7 @@ def segment_table(path: Path, *, verify: bool = True) -> pa.Table:
 
 
 def _verified(path: Path, mapped: mmap.mmap, salt: bytes, first_lsn: int) -> Iterator[_Row]:
-    for item in walk(cast(bytes, mapped), salt, first_lsn):  # slices of a map are bytes, too
+    for item in walk(mapped, salt, first_lsn):
         if isinstance(item, Gap):
             raise _damaged(path, item.offset, item.lsn)
         size = len(item.payload)

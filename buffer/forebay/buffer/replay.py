@@ -23,7 +23,7 @@ from forebay.wire.record_batch import SCHEMA as ROWS
 from forebay.wire.trajectory import Trajectory
 from forebay.wire.v1 import experience_pb2, journal_pb2
 
-#: Rows of `to_record_batch`, and the step that trained them (null: none did) and what became of their group.
+#: Rows of `to_record_batch`, and the step that had them first (null: none did) and what became of their group.
 SCHEMA = pa.schema([*ROWS, pa.field("step", pa.uint32()), pa.field("state", pa.string())], metadata=ROWS.metadata)
 #: Rows gather up to this size before they are written as one row group.
 BATCH_BYTES = 32 << 20
@@ -46,11 +46,11 @@ class Steps:
             raise UsageError(f"--steps {text}: expected A:B with 1 <= A <= B, for example 3:7, 3:, :7 or 5")
         return cls(first=first, last=last)
 
-    def hold(self, step: int | None) -> bool:
-        """Whether `step` is among them; a group that no step has leased is only when there is no bound."""
-        if step is None:
-            return self.first is None and self.last is None
-        return (self.first or 1) <= step and (self.last is None or step <= self.last)
+    def hold(self, steps: Sequence[int]) -> bool:
+        """Whether one of `steps` is among them; a group that no step has leased is only when there is no bound."""
+        if self.first is None and self.last is None:
+            return True
+        return any((self.first or 1) <= step and (self.last is None or step <= self.last) for step in steps)
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Export:
         states = ", ".join(f"{count} {state}" for state, count in sorted(self.groups.items())) or "none"
         lines = [f"{self.rows} trajectories of {self.groups.total()} groups: {states}"]
         if self.released_frames:
-            steps = {recording.steps[group] for group in self.released_groups if group in recording.steps}
+            steps = {step for group in self.released_groups for step in recording.steps.get(group, ())}
             lines.append(
                 f"not written: {self.released_frames} frames with {len(self.released_groups)} groups whose payload was "
                 f"released (steps {in_words(as_ranges(sorted(steps)))})"
@@ -99,7 +99,7 @@ def _rows(recording: Recording, record: Walked, steps: Steps, found: Export) -> 
     event = record.parsed()
     if event.WhichOneof("kind") != "appended":
         return
-    wanted = [group for group in taken(event.appended) if steps.hold(recording.steps.get(group))]
+    wanted = [group for group in taken(event.appended) if steps.hold(recording.steps.get(group, ()))]
     if not wanted:
         return
     if not record.intact:
@@ -122,7 +122,7 @@ def _decoded(appended: journal_pb2.Appended, payload: bytes, wanted: set[int]) -
 
 
 def _with_fate(batch: pa.RecordBatch, trajectories: Sequence[Trajectory], recording: Recording) -> pa.RecordBatch:
-    steps = pa.array([recording.steps.get(member.group_id) for member in trajectories], pa.uint32())
+    steps = pa.array([recording.steps.get(member.group_id, [None])[0] for member in trajectories], pa.uint32())
     states = pa.array([recording.state_of(member.group_id) for member in trajectories], pa.string())
     return pa.RecordBatch.from_arrays([*batch.columns, steps, states], schema=SCHEMA)
 

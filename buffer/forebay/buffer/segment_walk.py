@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.buffer.errors import JournalDamaged
-from forebay.buffer.records import RECORD_HEADER, SEGMENT_HEADER, parse_record, parse_segment_header
+from forebay.buffer.records import RECORD_HEADER, SEGMENT_HEADER, SegmentData, parse_record, parse_segment_header
 from forebay.wire.v1 import journal_pb2
 
 _RECORD_MAGIC = b"FBR1"
@@ -64,7 +64,7 @@ def segment_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.journal"), key=lambda path: int(path.stem))
 
 
-def walk(data: bytes, salt: bytes, first_lsn: int) -> Iterator[Walked | Gap]:
+def walk(data: SegmentData, salt: bytes, first_lsn: int) -> Iterator[Walked | Gap]:
     """Every record of a segment's bytes, and what lies between whole ones. A gap without `next_lsn` is the last."""
     offset, lsn = SEGMENT_HEADER.size, first_lsn
     while offset < len(data):
@@ -85,7 +85,10 @@ def read_records(folder: Path) -> Iterator[Walked]:
     """
     files, expected = segment_files(folder), None
     for path in files:
-        last, data = path == files[-1], path.read_bytes()
+        try:
+            last, data = path == files[-1], path.read_bytes()
+        except FileNotFoundError:  # a running buffer deletes its oldest segments once nobody needs them
+            continue
         head = parse_segment_header(data)
         if head is None and last and len(data) <= SEGMENT_HEADER.size:
             return
@@ -105,7 +108,7 @@ def _damaged(path: Path, offset: int) -> JournalDamaged:
     return JournalDamaged(f"{path}: damaged at offset {offset}; `forebay buffer RUN --verify` says what is lost")
 
 
-def _record_at(data: bytes, offset: int, salt: bytes, lsn: int | None = None) -> Walked | None:
+def _record_at(data: SegmentData, offset: int, salt: bytes, lsn: int | None = None) -> Walked | None:
     record = parse_record(data, offset, salt)
     if record is None or lsn not in (None, record.lsn):
         return None
@@ -120,7 +123,7 @@ def _record_at(data: bytes, offset: int, salt: bytes, lsn: int | None = None) ->
     )
 
 
-def _gap_at(data: bytes, offset: int, salt: bytes, lsn: int) -> Gap:
+def _gap_at(data: SegmentData, offset: int, salt: bytes, lsn: int) -> Gap:
     later = [record for record in _records_from(data, offset, salt) if record.lsn > lsn]
     return Gap(
         lsn=lsn,
@@ -131,7 +134,7 @@ def _gap_at(data: bytes, offset: int, salt: bytes, lsn: int) -> Gap:
     )
 
 
-def _records_from(data: bytes, offset: int, salt: bytes) -> Iterator[_Place]:
+def _records_from(data: SegmentData, offset: int, salt: bytes) -> Iterator[_Place]:
     """Every whole record from `offset` on, wherever it lies."""
     at = data.find(_RECORD_MAGIC, offset)
     while at >= 0:

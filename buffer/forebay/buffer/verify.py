@@ -1,7 +1,7 @@
 """Check a run's buffer folder from the bytes up, beside a running buffer or without one; changes nothing.
 
-Segment files record by record, snapshots, the fold of the state, the conservation law, the payloads that may still be leased
-against their frames' checksums, and the weight store's chunks against their digests.
+Segment files record by record, the fold of the state, the conservation law, the payloads that may still be leased
+against their frames' checksums, the snapshots, and the weight store's chunks against their digests.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Verification:
         for path in files:
             self._segment(path, last=path == files[-1])
         self._close_gap(None)
-        self._snapshots()
         if self._journal.torn:
             self._tell(self._journal.torn)
         state = self._fold()
+        self._snapshots()
         self._weights(state)
         return not self.problems
 

@@ -78,7 +78,7 @@ class Session:
         self._last_step, self._conclude_run = last_step, conclude
         self._launch = partial(ServiceProcess, environment={**os.environ, "PYTHONUNBUFFERED": "1"}, reaper=reaper)
         self._display = Display(run.run.name, sys.stdout)
-        self._watcher = Watcher(run.sampler_target)
+        self._watcher = Watcher(run.sampler_target, run.run.name)
         self._supervisor = Supervisor(
             services,
             self._launch,
@@ -143,7 +143,6 @@ class Session:
 
     def _until_work_is_over(self) -> None:
         while not self._supervisor.only_buffers_left and self._tick() is None:
-            self._drain_at_last_step()
             self._wakeups.wait(TICK_S)
 
     def _drain_at_last_step(self) -> None:
@@ -167,6 +166,7 @@ class Session:
     def _tick(self) -> int | None:
         """React to signals, deaths and news; the exit code when everything has ended."""
         self._react_to_stops()
+        self._drain_at_last_step()
         if self._supervisor.draining:
             waiting = ", ".join(self._supervisor.awaited()) or "nothing"
             self._display.note(f"draining: waiting for {waiting}; Ctrl-C again ends everything at once")
