@@ -154,7 +154,10 @@ async def test_groups_that_several_steps_had_and_dead_letters(tmp_path: Path) ->
                 await learner.reject(lease, [poison], "unreadable")
                 await leased(learner, step)
             await learner.commit(step, 0, {})
+        lease = await leased(learner, 4)
+        await learner.reject(lease, lease.group_ids, "unreadable")
     recording = read_recording(run.run.home)
+    assert sorted(recording.batches) == [1, 2, 3]
     assert {group for steps in recording.batches.values() for group in steps} == recording.steps.keys()
     assert max(len(steps) for steps in recording.steps.values()) == 2
     assert poison in recording.steps or recording.state_of(poison) == "dropped:dead_letter"

@@ -39,11 +39,10 @@ def choose_steps(recording: Recording, wanted: Steps, checkpoints: Iterable[int]
 
 def write_journal(recording: Recording, steps: range, folder: Path) -> None:
     """Write the journal of a replay of `steps` into the empty `folder`. Raises JournalDamaged, JournalFailed."""
-    found = recover(folder, repair=True)
-    state, journal = found.state, Journal(folder, found.tail)
+    journal = Journal(folder, recover(folder, repair=True).tail)
     try:
         for event, payload in _events(recording, steps):
-            journal.append(event, payload, state.apply)
+            journal.append(event, payload)
             if journal.pending_bytes > _PENDING_BYTES:
                 journal.flush()
     finally:
