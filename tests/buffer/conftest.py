@@ -13,6 +13,7 @@ import pytest
 from forebay.buffer.client import BufferClient
 from forebay.buffer.disk import Disk
 from forebay.buffer.reservoir import Reservoir, open_reservoir
+from forebay.buffer.roster import Roster
 from forebay.buffer.server import BufferServer, serving
 from forebay.config.models import RunFile
 from tests.buffer.support import FakeClock, UnsyncedDisk, make_run
@@ -28,7 +29,11 @@ class Served:
 
     @property
     def reservoir(self) -> Reservoir:
-        return self.server.reservoir
+        return self.server.reservoirs[0]
+
+    @property
+    def roster(self) -> Roster:
+        return next(iter(self.server.tenants)).roster
 
     @property
     def address(self) -> str:
@@ -54,7 +59,7 @@ def serve(tmp_path: Path) -> Serve:
     async def start(*, disk: Disk | None = None, port: int = 0, **settings: Any) -> AsyncIterator[Served]:
         run = make_run(tmp_path / "run", **settings)
         reservoir = open_reservoir(run, clock=clock, disk=disk or UnsyncedDisk())
-        async with serving(reservoir, f"127.0.0.1:{port}", grace_s=0.0) as server:
+        async with serving(reservoir, listen=f"127.0.0.1:{port}", grace_s=0.0) as server:
             yield Served(run=run, server=server, clock=clock)
 
     return start

@@ -24,13 +24,18 @@ GROUP_SIZE = 2
 
 
 def make_run(
-    folder: Path, *, buffer: dict[str, Any] | None = None, task: dict[str, Any] | None = None, **learner: Any
+    folder: Path,
+    *,
+    name: str = "test",
+    buffer: dict[str, Any] | None = None,
+    task: dict[str, Any] | None = None,
+    **learner: Any,
 ) -> RunFile:
     """A run of 2 groups a step, 2 trajectories a group, 4 steps, no evaluation unless said."""
     settings = {"groups_per_step": 2, "group_size": GROUP_SIZE, "steps": 4, "max_staleness": 1} | learner
     return RunFile.model_validate(
         {
-            "run": {"name": "test", "folder": str(folder)},
+            "run": {"name": name, "folder": str(folder)},
             "model": {"path": "m"},
             "task": {"name": "t", "heldout_prompts": 0} | (task or {}),
             "learner": settings,
@@ -51,7 +56,7 @@ def frame_of(
     header = experience_pb2.FrameHeader(
         schema_version=SCHEMA_VERSION,
         codec="zstd+exact",
-        run="test",
+        run=member.run,
         sampler=member.id,
         fleet="fleet",
         region="here",

@@ -166,7 +166,7 @@ async def test_lost_samplers_groups_go_to_others_and_late_ones_count_nowhere(ser
         for _ in range(3):
             served.clock.now += 9.0
             await quick.heartbeat("generating", 0.0, V0, b"", {})
-            served.server.roster.sweep()
+            served.roster.sweep()
         assert {m.member.id: m.state for m in (await learner.status()).members}["slow"] == "lost"
         again = list((await quick.admit(1, V0, 0.0)).permits)
         assert [(permit.group_id, permit.attempt) for permit in again] == [(0, 2)]
@@ -184,7 +184,7 @@ async def test_a_buffer_that_stood_still_loses_nobody(serve: Serve) -> None:
         await join_sampler(sampler, served.run)
         await sampler.admit(2, V0, 0.0)
         served.clock.now += 3600.0
-        assert served.server.roster.sweep() == []
+        assert served.roster.sweep() == []
         assert len(served.reservoir.state.permits) == 2
 
 

@@ -70,7 +70,7 @@ def reservoir(run: RunFile) -> Any:
 @asynccontextmanager
 async def over_grpc(run: RunFile) -> AsyncIterator[Place]:
     address = f"127.0.0.1:{free_port()}"
-    served = serving(reservoir(run), address, grace_s=0.0)
+    served = serving(reservoir(run), listen=address, grace_s=0.0)
     await served.__aenter__()
 
     @asynccontextmanager
@@ -78,7 +78,7 @@ async def over_grpc(run: RunFile) -> AsyncIterator[Place]:
         nonlocal served
         await served.__aexit__(None, None, None)
         yield
-        served = serving(reservoir(run), address, grace_s=0.0)
+        served = serving(reservoir(run), listen=address, grace_s=0.0)
         await served.__aenter__()
 
     try:

@@ -132,7 +132,7 @@ async def test_sigterm_drains(tmp_path: Path) -> None:
             http = f"http://{run.buffer.http}"
             assert await asyncio.to_thread(get, f"{http}/healthz") == (200, "ok\n")
             assert await asyncio.to_thread(get, f"{http}/readyz") == (200, "ready\n")
-            assert "forebay_steps_wanted 4.0" in (await asyncio.to_thread(get, f"{http}/metrics"))[1]
+            assert 'forebay_steps_wanted{run="test"} 4.0' in (await asyncio.to_thread(get, f"{http}/metrics"))[1]
             assert '"state": "running"' in (await asyncio.to_thread(get, f"{http}/status"))[1]
             assert (await asyncio.to_thread(get, f"{http}/status", method="DELETE"))[0] == 405
             assert (await asyncio.to_thread(get, f"{http}/status", host="evil.example"))[0] == 403

@@ -127,7 +127,7 @@ def test_json_is_plain_data() -> None:
     assert tree["newest"] == "1.3"
     assert tree["groups_ready"] == 4
     assert tree["learner_metrics"]["seconds"]["forward"] == 2.0
-    assert tree["members"][0]["member"] == {"role": "ROLE_SAMPLER", "id": "a", "incarnation": 1}
+    assert tree["members"][0]["member"] == {"role": "ROLE_SAMPLER", "id": "a", "incarnation": 1, "run": ""}
     assert tree["members"][0]["digest"] == "01ff"
     assert tree["members"][0]["gauges"] == {"tokens_per_s": 1.5}
     assert tree["evals"][0]["score"] == 0.2

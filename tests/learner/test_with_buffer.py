@@ -146,12 +146,12 @@ async def learn(run: RunFile, server: BufferServer, stop_after: int | None) -> i
 async def test_staleness_0_is_the_synchronous_algorithm(tmp_path: Path, stops_after: int | None) -> None:
     tiny_llama().save_pretrained(tmp_path / "model")
     run = run_file(tmp_path / "run", tmp_path / "model")
-    async with serving(open_reservoir(run), "127.0.0.1:0") as server:
+    async with serving(open_reservoir(run), listen="127.0.0.1:0") as server:
         client = BufferClient(f"127.0.0.1:{server.port}")
         sampling = asyncio.create_task(Sampler(client).work(run))
         if stops_after is not None:
             assert await learn(run, server, stops_after) == 0
-            assert server.reservoir.state.committed == stops_after
+            assert server.reservoirs[0].state.committed == stops_after
         assert await learn(run, server, None) == 0
         await asyncio.wait_for(sampling, 30)
         ledger = await client.ledger()

@@ -63,7 +63,7 @@ class Bench:
     def rows(self) -> list[Any]:
         from forebay.buffer.conservation import ledger_response
 
-        return list(ledger_response(self.server.reservoir.state).rows)
+        return list(ledger_response(self.server.reservoirs[0].state).rows)
 
     async def lease(self, step: int) -> list[Trajectory]:
         answer = await self.learner.client.lease(step, 30.0)
@@ -257,7 +257,7 @@ async def test_drain_hands_back_what_cannot_finish(bench: Start, monkeypatch: py
     await soon(lambda: made.activity.running_groups == 4)
     made.orders.drain("the test says so")
     await rolling
-    state = made.server.reservoir.state
+    state = made.server.reservoirs[0].state
     assert len(state.permits) == 0
     assert sorted(state.again)[-4:] == sorted(state.again)
     assert len(state.again) == 4
@@ -273,7 +273,7 @@ async def test_drain_lets_what_is_in_flight_finish(bench: Start) -> None:
     release.set()
     await rolling
     assert made.ledger["produced"] == 2
-    assert not made.server.reservoir.state.again
+    assert not made.server.reservoirs[0].state.again
 
 
 async def test_dead_engine_ends_the_rollout_at_once(bench: Start) -> None:

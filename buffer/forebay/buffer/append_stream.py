@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from forebay.buffer.errors import StreamsUsedUp
 from forebay.buffer.intake import Answer, Intake
 from forebay.buffer.reservoir import Reservoir
 from forebay.wire.experience import FrameError, check_frame
-from forebay.wire.v1 import common_pb2, experience_pb2
+from forebay.wire.v1 import experience_pb2
 
 #: What one stream may have unanswered: at most, and at least, so that one frame always fits.
 MAX_CREDIT_BYTES, MIN_CREDIT_BYTES = 16 << 20, 1 << 20
@@ -33,10 +34,10 @@ class _Taken:
 class AppendStream:
     """Answers one call. Iterate `answers` once."""
 
-    def __init__(self, reservoir: Reservoir, intake: Intake) -> None:
-        self._reservoir, self._intake = reservoir, intake
-        self._member = common_pb2.Member()
-        self._level = experience_pb2.DURABLE
+    def __init__(self, reservoir: Reservoir, intake: Intake, hello: experience_pb2.AppendRequest) -> None:
+        """`hello` is the first message: it names the member and the level."""
+        self._reservoir, self._intake, self._hello = reservoir, intake, hello
+        self._member, self._level = hello.member, hello.level or experience_pb2.DURABLE
         self._taken: deque[_Taken] = deque()
         self._unanswered_bytes = 0
         self._over: Exception | None = None
@@ -45,7 +46,8 @@ class AppendStream:
         self._drained = asyncio.Event()
 
     async def answers(self, requests: AsyncIterator[experience_pb2.AppendRequest]) -> AsyncIterator[Answer]:
-        """Each answer once it is true; ends with the requests. Raises what the intake raises."""
+        """Each answer once it is true; ends with the requests. Raises StreamsUsedUp and what the intake raises."""
+        self._check_quota()
         reader = asyncio.create_task(self._take_all(requests))
         self._reservoir.streams += 1
         try:
@@ -60,6 +62,7 @@ class AppendStream:
 
     async def _take_all(self, requests: AsyncIterator[experience_pb2.AppendRequest]) -> None:
         try:
+            await self._take(self._hello)
             async for request in requests:
                 await self._take(request)
         except Exception as error:
@@ -68,8 +71,6 @@ class AppendStream:
         self._progress.set()
 
     async def _take(self, request: experience_pb2.AppendRequest) -> None:
-        if request.HasField("member"):
-            self._member, self._level = request.member, request.level or experience_pb2.DURABLE
         for frame, damage in await _checked(request.frames):
             answer = self._intake.append(self._member, frame, damage)
             size = frame.header.payload_bytes
@@ -99,6 +100,11 @@ class AppendStream:
         self._drained.set()
         answers[-1].level, answers[-1].lsn, answers[-1].credit_bytes = self._level, safe_lsn, self._credit_bytes()
         return answers
+
+    def _check_quota(self) -> None:
+        limit = self._reservoir.run.buffer.max_streams
+        if self._reservoir.streams >= limit:
+            raise StreamsUsedUp(f"[buffer] max_streams = {limit} append streams of this run are open")
 
     def _credit_bytes(self) -> int:
         """A fair share of the memory that is left for frames."""

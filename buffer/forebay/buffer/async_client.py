@@ -43,6 +43,7 @@ class BufferClient:
     """Calls to one buffer. Every call is tried again for as long as the buffer cannot be reached.
 
     `channel` (`in_process.InProcessChannel`) takes the place of a connection to `address`.
+    `run` names the run to look at or steer when the buffer serves several; `join` finds it in the run file.
     `ack` says how safe a frame must be before `append` returns: in the buffer's memory, written to its operating
     system, or durable on its disk. `on_trouble` gets a line now and then while the buffer cannot be reached, and one
     when it is back; by default they are logged.
@@ -57,6 +58,7 @@ class BufferClient:
         clock: Callable[[], float] = time.monotonic,
         on_trouble: Callable[[str], None] | None = None,
         max_outbox_bytes: int = 64 << 20,
+        run: str = "",
         ack: Literal["memory", "written", "durable"] = "durable",
     ) -> None:
         self._link = Link(address, channel=channel, clock=clock, on_trouble=on_trouble)
@@ -64,7 +66,7 @@ class BufferClient:
         self._weights: Any = weights_pb2_grpc.WeightsStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._control: Any = control_pb2_grpc.ControlStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._max_outbox_bytes, self._ack = max_outbox_bytes, _ACK_LEVELS[ack]
-        self._member = common_pb2.Member()
+        self._run, self._member = run, common_pb2.Member(run=run)
         self._outbox: Outbox | None = None
         self._admit_request = 1
 
@@ -93,7 +95,7 @@ class BufferClient:
         """Become a member ("sampler" or "learner"). Raises RunMismatch with the diff."""
         request = control_pb2.JoinRequest(role=_ROLES[role], id=id, fleet=fleet, region=region, run_json=run_json)
         answer: control_pb2.JoinResponse = await self._ask(self._control.Join, request)
-        self._member = answer.member
+        self._run, self._member = answer.run, answer.member
         if self._outbox is not None:
             await self._outbox.close()
         self._outbox = Outbox(
@@ -193,7 +195,9 @@ class BufferClient:
 
     async def ledger(self) -> experience_pb2.LedgerResponse:
         """The conservation law."""
-        answer: experience_pb2.LedgerResponse = await self._ask(self._experience.Ledger, experience_pb2.LedgerRequest())
+        answer: experience_pb2.LedgerResponse = await self._ask(
+            self._experience.Ledger, experience_pb2.LedgerRequest(run=self._run)
+        )
         return answer
 
     # --- weights
@@ -228,7 +232,7 @@ class BufferClient:
 
     async def plan(self, held: Version | None, held_digest: bytes) -> weights_pb2.PlanResponse:
         """The cheapest path from the held weights to the newest version."""
-        request = weights_pb2.PlanRequest(held_digest=held_digest)
+        request = weights_pb2.PlanRequest(member=self._member, held_digest=held_digest)
         if held is not None:
             request.held.CopyFrom(held.to_proto())
         answer: weights_pb2.PlanResponse = await self._ask(self._weights.Plan, request)
@@ -246,12 +250,16 @@ class BufferClient:
 
     async def status(self) -> control_pb2.StatusResponse:
         """One coherent look at the run."""
-        answer: control_pb2.StatusResponse = await self._ask(self._control.Status, control_pb2.StatusRequest())
+        answer: control_pb2.StatusResponse = await self._ask(
+            self._control.Status, control_pb2.StatusRequest(run=self._run)
+        )
         return answer
 
     async def history(self) -> control_pb2.HistoryResponse:
         """Every committed step's metrics and every evaluation."""
-        answer: control_pb2.HistoryResponse = await self._ask(self._control.History, control_pb2.HistoryRequest())
+        answer: control_pb2.HistoryResponse = await self._ask(
+            self._control.History, control_pb2.HistoryRequest(run=self._run)
+        )
         return answer
 
     async def report_eval(self, result: control_pb2.EvalResult) -> None:
@@ -260,15 +268,15 @@ class BufferClient:
 
     async def pause(self, reason: str) -> None:
         """No new permits or batches until `resume`."""
-        await self._ask(self._control.Pause, control_pb2.PauseRequest(reason=reason))
+        await self._ask(self._control.Pause, control_pb2.PauseRequest(reason=reason, run=self._run))
 
     async def resume(self) -> None:
         """End a pause."""
-        await self._ask(self._control.Resume, control_pb2.ResumeRequest())
+        await self._ask(self._control.Resume, control_pb2.ResumeRequest(run=self._run))
 
     async def drain(self) -> None:
         """Ask every member to finish what is in flight and leave."""
-        await self._ask(self._control.Drain, control_pb2.DrainRequest())
+        await self._ask(self._control.Drain, control_pb2.DrainRequest(run=self._run))
 
     # --- inside
 

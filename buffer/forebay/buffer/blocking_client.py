@@ -26,11 +26,12 @@ class BlockingClient:
         *,
         clock: Callable[[], float] = time.monotonic,
         on_trouble: Callable[[str], None] | None = None,
+        run: str = "",
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="buffer-client", daemon=True)
         self._thread.start()
-        self._client = self._run(_make(address, clock, on_trouble))
+        self._client = self._run(_make(address, clock, on_trouble, run))
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -149,8 +150,10 @@ class BlockingClient:
             raise
 
 
-async def _make(address: str, clock: Callable[[], float], on_trouble: Callable[[str], None] | None) -> BufferClient:
-    return BufferClient(address, clock=clock, on_trouble=on_trouble)
+async def _make(
+    address: str, clock: Callable[[], float], on_trouble: Callable[[str], None] | None, run: str
+) -> BufferClient:
+    return BufferClient(address, clock=clock, on_trouble=on_trouble, run=run)
 
 
 async def _next(announcements: Any) -> weights_pb2.Announcement:

@@ -55,6 +55,8 @@ CLIENT_OPTIONS = [
 _CODES = {
     "unknown-member": grpc.StatusCode.NOT_FOUND,
     "chunk-gone": grpc.StatusCode.NOT_FOUND,
+    "unknown-run": grpc.StatusCode.NOT_FOUND,
+    "streams-used-up": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 

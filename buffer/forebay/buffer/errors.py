@@ -41,6 +41,18 @@ class RunDiffers(CallRefused, ValueError):
     kind = "run-mismatch"
 
 
+class RunUnknown(CallRefused, LookupError):
+    """The buffer serves no such run, or several, and the call named none."""
+
+    kind = "unknown-run"
+
+
+class StreamsUsedUp(CallRefused):
+    """The run has as many append streams open as its quota allows: try again."""
+
+    kind = "streams-used-up"
+
+
 class ChunkGone(CallRefused, LookupError):
     """The chunk was deleted since the plan was made: make a new plan."""
 

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from google.protobuf.json_format import MessageToJson
 
+from forebay.buffer.errors import RunUnknown
 from forebay.buffer.metrics import BufferMetrics
 from forebay.buffer.ports import is_loopback, split
 from forebay.buffer.server import BufferServer
@@ -51,14 +52,17 @@ class HttpServer:
         return web.Response(text="ok\n")
 
     async def _readiness(self, request: web.Request) -> web.Response:
-        ready = self.ready and not self._server.reservoir.failure.done()
+        ready = self.ready and not any(reservoir.failure.done() for reservoir in self._server.reservoirs)
         return web.Response(text="ready\n" if ready else "not serving\n", status=200 if ready else 503)
 
     async def _scrape(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _status(self, request: web.Request) -> web.Response:
-        status = status_of(self._server.reservoir)
+        try:
+            status = status_of(self._server.tenants[request.query.get("run", "")].reservoir)
+        except RunUnknown as error:
+            raise web.HTTPNotFound(text=f"{error}: ask for /status?run=NAME\n") from error
         text = MessageToJson(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         return web.Response(text=text, content_type="application/json")
 

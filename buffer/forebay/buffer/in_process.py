@@ -19,10 +19,10 @@ import grpc.aio
 from forebay.buffer.async_client import BufferClient
 from forebay.buffer.in_process_call import Call, Exchange
 from forebay.buffer.reservoir import Reservoir
-from forebay.buffer.roster import Roster
 from forebay.buffer.service_control import ControlService
 from forebay.buffer.service_experience import ExperienceService
 from forebay.buffer.service_weights import WeightsService
+from forebay.buffer.tenants import Tenants
 from forebay.wire.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
 
 ADDRESS = "in process"
@@ -32,11 +32,12 @@ class InProcessBuffer:
     """The servicers of one reservoir. `cut` breaks the line to all clients, `mend` restores it."""
 
     def __init__(self, reservoir: Reservoir) -> None:
-        self.reservoir, self.roster = reservoir, Roster(reservoir)
+        self.reservoir = reservoir
+        tenants = Tenants([reservoir])
         self._methods = _Methods()
-        experience_pb2_grpc.add_ExperienceServicer_to_server(ExperienceService(reservoir), self._methods)  # type: ignore[no-untyped-call]
-        weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(reservoir), self._methods)  # type: ignore[no-untyped-call]
-        control_pb2_grpc.add_ControlServicer_to_server(ControlService(reservoir, self.roster), self._methods)  # type: ignore[no-untyped-call]
+        experience_pb2_grpc.add_ExperienceServicer_to_server(ExperienceService(tenants), self._methods)  # type: ignore[no-untyped-call]
+        weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(tenants), self._methods)  # type: ignore[no-untyped-call]
+        control_pb2_grpc.add_ControlServicer_to_server(ControlService(tenants), self._methods)  # type: ignore[no-untyped-call]
         self._reachable = True
         self._running: dict[Exchange, InProcessChannel] = {}
 

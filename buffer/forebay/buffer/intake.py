@@ -64,7 +64,7 @@ class Intake:
             return _sent_before(record, header)
         full = self._reservoir.no_room()
         if full:
-            return Answer(outcome=Answer.FULL, sequence=header.sequence, detail=full, retry_after_s=FULL_RETRY_S)
+            return Answer(outcome=Answer.FULL, sequence=header.sequence, detail=full, retry_after_s=self._retry_s())
         refusal = damage or self._refusal(member, record, header)
         return self._refuse(member, header, refusal) if refusal else self._store(frame)
 
@@ -101,6 +101,10 @@ class Intake:
         self._reservoir.groups_changed.notify()
         detail = f"superseded: {superseded}" if superseded else ""
         return Answer(outcome=Answer.STORED, sequence=frame.header.sequence, detail=detail)
+
+    def _retry_s(self) -> float:
+        """The more streams push, the less often each: all together they must not keep the other runs busy."""
+        return FULL_RETRY_S * max(1.0, self._reservoir.streams / 20)
 
     def _refuse(self, member: common_pb2.Member, header: experience_pb2.FrameHeader, refusal: str) -> Answer:
         refused = journal_pb2.Refused(member=member, sequence=header.sequence, detail=refusal[:500])

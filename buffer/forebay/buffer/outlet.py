@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from forebay.buffer import admission, batching, selectors
 from forebay.buffer.errors import CallRefused
 from forebay.buffer.ledger import Batch
+from forebay.buffer.records import Position
 from forebay.buffer.reservoir import Reservoir
 from forebay.wire.v1 import common_pb2, experience_pb2, journal_pb2
 
@@ -88,6 +89,14 @@ class Outlet:
         )
         self._reservoir.record(journal_pb2.Event(committed=committed))
         self._reservoir.changed()
+
+    def positions(self, batch: Batch) -> list[Position]:
+        """Where the frames of a batch lie.
+
+        In order of arrival: of a group that was produced twice, the reader then meets the accepted copy first.
+        """
+        state = self._reservoir.state
+        return [state.frames[lsn].position for lsn in sorted({state.groups[group].lsn for group in batch.group_ids})]
 
     def _check_attempt(self, request: experience_pb2.CommitRequest) -> None:
         batch = self._reservoir.state.batches.get(request.step)

@@ -141,6 +141,8 @@ class Reservoir:
         limit = self.run.buffer.disk_gb * 1e9
         if self.journal.full or self._disk.free_bytes(self.store.folder) < RESERVE_BYTES:
             return "the buffer's disk is full"
+        if self.state.buffered.trajectories >= self.run.buffer.max_trajectories:
+            return f"[buffer] max_trajectories = {self.run.buffer.max_trajectories} is reached: the learner is slower"
         if self.disk_bytes > limit:
             return f"[buffer] disk_gb = {self.run.buffer.disk_gb:g} is reached"
         if not self.memory_left_bytes:

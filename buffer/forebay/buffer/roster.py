@@ -26,7 +26,10 @@ class Roster:
         key = member_key(request.role, request.id)
         before = self._reservoir.state.members.get(key)
         member = common_pb2.Member(
-            role=request.role, id=request.id, incarnation=(before.incarnation if before else 0) + 1
+            role=request.role,
+            id=request.id,
+            incarnation=(before.incarnation if before else 0) + 1,
+            run=self._reservoir.rules.run,
         )
         joined = journal_pb2.Joined(member=member, fleet=request.fleet, region=request.region)
         self._reservoir.record(journal_pb2.Event(joined=joined))

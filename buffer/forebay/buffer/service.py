@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 from forebay.buffer.http import HttpServer
 from forebay.buffer.ports import check_listen
@@ -12,7 +14,7 @@ from forebay.buffer.reservoir import Reservoir, open_reservoir
 from forebay.buffer.run_folder import locked
 from forebay.buffer.server import BufferServer
 from forebay.config.models import RunFile
-from forebay.errors import EXIT_DONE, EXIT_FAILED
+from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -20,40 +22,55 @@ log = logging.getLogger(__name__)
 GRACE_S = 2.0
 
 
-def serve(run: RunFile) -> int:
+def serve(run: RunFile, *others: RunFile) -> int:
     """Serve the run's buffer until SIGTERM or SIGINT (drain; a second one: at once). Returns the exit code.
 
-    Raises UsageError for an address or folder that cannot be used, JournalDamaged for one that must not be.
+    `others` are runs that the same buffer serves, on the first one's addresses, each in its own folder. Raises
+    UsageError for an address or folder that cannot be used, JournalDamaged for one that must not be.
     """
-    with locked(run.run.home / "buffer"):
+    runs = (run, *others)
+    _check_names(runs)
+    with ExitStack() as locks:
+        for each in runs:
+            locks.enter_context(locked(each.run.home / "buffer"))
         check_listen(run)
-        return asyncio.run(_serve(run))
+        return asyncio.run(_serve(runs))
 
 
-async def _serve(run: RunFile) -> int:
+async def _serve(runs: Sequence[RunFile]) -> int:
     stop = _stop_signals()
-    reservoir = open_reservoir(run)
-    server = BufferServer(reservoir, run.buffer.listen)
-    http = HttpServer(server, run.buffer.http)
+    reservoirs = [open_reservoir(run) for run in runs]
+    server = BufferServer(reservoirs, runs[0].buffer.listen)
+    http = HttpServer(server, runs[0].buffer.http)
     await server.start()
     await http.start()
-    _say_what_is_here(reservoir, run)
-    code = await _until_stopped(reservoir, stop)
+    for reservoir in reservoirs:
+        _say_what_is_here(reservoir, runs[0])
+    code = await _until_stopped(reservoirs, stop)
     http.ready = False
     await _shut_down(server, stop, code)
     await http.stop()
     return code
 
 
-def _say_what_is_here(reservoir: Reservoir, run: RunFile) -> None:
-    state = reservoir.state
+def _check_names(runs: Sequence[RunFile]) -> None:
+    names = [run.run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"run.name {name} is in two of the run files: a buffer tells its runs apart by their names"
+            )
+
+
+def _say_what_is_here(reservoir: Reservoir, first: RunFile) -> None:
+    state, rules = reservoir.state, reservoir.rules
     log.info(
         "run %s: serving on %s (http %s); step %d of %d, %d groups ready, %d in flight",
-        run.run.name,
-        run.buffer.listen,
-        run.buffer.http,
+        rules.run,
+        first.buffer.listen,
+        first.buffer.http,
         state.committed,
-        run.learner.steps,
+        rules.steps,
         len(state.buffered),
         len(state.permits) + len(state.again),
     )
@@ -66,15 +83,17 @@ def _stop_signals() -> asyncio.Queue[signal.Signals]:
     return signals
 
 
-async def _until_stopped(reservoir: Reservoir, stop: asyncio.Queue[signal.Signals]) -> int:
-    """Return the exit code once a signal comes or the journal fails."""
+async def _until_stopped(reservoirs: Sequence[Reservoir], stop: asyncio.Queue[signal.Signals]) -> int:
+    """Return the exit code once a signal comes or a journal fails."""
     waiting = asyncio.create_task(stop.get())
-    failing = asyncio.create_task(reservoir.failed())
-    await asyncio.wait([waiting, failing], return_when=asyncio.FIRST_COMPLETED)
-    failing.cancel()
-    if reservoir.failure.done():
+    failing = [asyncio.create_task(reservoir.failed()) for reservoir in reservoirs]
+    await asyncio.wait([waiting, *failing], return_when=asyncio.FIRST_COMPLETED)
+    for task in failing:
+        task.cancel()
+    failures = [reservoir.failure.result() for reservoir in reservoirs if reservoir.failure.done()]
+    if failures:
         waiting.cancel()
-        log.error("%s", reservoir.failure.result())
+        log.error("%s", failures[0])
         return EXIT_FAILED
     log.info("%s: finishing calls in progress, then stopping", waiting.result().name)
     return EXIT_DONE

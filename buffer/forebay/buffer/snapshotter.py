@@ -38,6 +38,7 @@ class Snapshotter:
         finally:
             if maker.returncode is None:
                 maker.kill()
+                await maker.wait()
         if maker.returncode:
             why = said.decode(errors="replace").strip().splitlines()[-1:]
             log.error("no snapshot of segment %d: %s; a restart will read more of the journal", segment, *why)

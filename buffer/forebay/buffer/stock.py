@@ -29,6 +29,7 @@ class Stock:
         self._by_step: dict[int, dict[int, None]] = {}
         self._used: set[int] = set()
         self._ordered: Any = None
+        self.trajectories = 0
         self.unused: dict[tuple[str, Version], Counts] = {}  #: of groups that no batch had yet, by fleet and version
 
     def __len__(self) -> int:
@@ -51,6 +52,7 @@ class Stock:
 
     def add(self, group: Group, *, used: bool = False) -> None:
         """A group that can be leased; `used` when a batch had it before."""
+        self.trajectories += group.counts.trajectories
         self._groups[group.group_id] = group
         self._by_step.setdefault(group.step, {})[group.group_id] = None
         if used:
@@ -63,6 +65,7 @@ class Stock:
     def remove(self, group_id: int) -> None:
         """The group cannot be leased any more."""
         group = self._groups.pop(group_id)
+        self.trajectories -= group.counts.trajectories
         bucket = self._by_step[group.step]
         del bucket[group_id]
         if not bucket:

@@ -72,6 +72,7 @@ def add_buffer_address(parser: argparse.ArgumentParser) -> None:
     """The run file or an address, to say which buffer is asked."""
     add_run_files(parser, optional=True)
     parser.add_argument("--connect", metavar="HOST:PORT", help="the buffer's address, instead of a run file")
+    parser.add_argument("--run", metavar="NAME", help="which run, when the buffer at HOST:PORT serves several")
 
 
 def run_flags(arguments: argparse.Namespace) -> list[Flag]:
@@ -97,3 +98,10 @@ def buffer_address(arguments: argparse.Namespace) -> str:
     if not arguments.run_files:
         raise UsageError("which buffer? expected a run file or --connect HOST:PORT")
     return load_run(arguments).sampler_target
+
+
+def run_name(arguments: argparse.Namespace) -> str:
+    """The run that is asked about, as `--run` or the run file says; "" when neither does."""
+    if arguments.run or not arguments.run_files:
+        return arguments.run or ""
+    return load_run(arguments).run.name

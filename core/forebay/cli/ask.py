@@ -26,8 +26,11 @@ class NoBuffer(ForebayError, ConnectionError):
     exit_code = EXIT_FAILED
 
 
-def ask(address: str, question: Callable[[BlockingClient], Answer]) -> Answer:
-    """One question to the buffer at `address`. Raises NoBuffer within about 12 s: services wait, people do not."""
+def ask(address: str, question: Callable[[BlockingClient], Answer], run: str = "") -> Answer:
+    """One question to the buffer at `address`, about `run` if it serves several.
+
+    Raises NoBuffer within about 12 s: services wait, people do not.
+    """
     probe(address)
     from forebay.buffer.client import BlockingClient
 
@@ -35,7 +38,7 @@ def ask(address: str, question: Callable[[BlockingClient], Answer]) -> Answer:
 
     def put() -> None:
         try:
-            with BlockingClient(address, on_trouble=_silent) as client:
+            with BlockingClient(address, on_trouble=_silent, run=run) as client:
                 answer = question(client)
         except BaseException as error:
             answers.put(partial(_raise, error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from forebay.cli.arguments import Subparsers, add_buffer_address, add_command, buffer_address
+from forebay.cli.arguments import Subparsers, add_buffer_address, add_command, buffer_address, run_name
 from forebay.cli.ask import ask
 
 
@@ -35,7 +35,7 @@ def add(subparsers: Subparsers) -> None:
 def pause(arguments: argparse.Namespace) -> int:
     """Raises NoBuffer."""
     address = buffer_address(arguments)
-    ask(address, lambda buffer: buffer.pause(arguments.reason))
+    ask(address, lambda buffer: buffer.pause(arguments.reason), run_name(arguments))
     print(f"paused the run at {address}; forebay resume goes on")
     return 0
 
@@ -43,7 +43,7 @@ def pause(arguments: argparse.Namespace) -> int:
 def resume(arguments: argparse.Namespace) -> int:
     """Raises NoBuffer."""
     address = buffer_address(arguments)
-    ask(address, lambda buffer: buffer.resume())
+    ask(address, lambda buffer: buffer.resume(), run_name(arguments))
     print(f"resumed the run at {address}")
     return 0
 
@@ -51,6 +51,6 @@ def resume(arguments: argparse.Namespace) -> int:
 def drain(arguments: argparse.Namespace) -> int:
     """Raises NoBuffer."""
     address = buffer_address(arguments)
-    ask(address, lambda buffer: buffer.drain())
+    ask(address, lambda buffer: buffer.drain(), run_name(arguments))
     print(f"draining the run at {address}; forebay status shows how far it is")
     return 0

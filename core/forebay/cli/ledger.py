@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from forebay.cli.arguments import Subparsers, add_buffer_address, add_command, buffer_address, load_run
+from forebay.cli.arguments import Subparsers, add_buffer_address, add_command, buffer_address, load_run, run_name
 from forebay.cli.ask import NoBuffer, ask
 from forebay.errors import EXIT_DONE, EXIT_FAILED
 
@@ -46,7 +46,7 @@ def ledger(arguments: argparse.Namespace) -> int:
 def read_ledger(arguments: argparse.Namespace) -> experience_pb2.LedgerResponse:
     """From the running buffer, else from the journal in the run folder. Raises NoBuffer, or what the journal raises."""
     try:
-        return ask(buffer_address(arguments), lambda buffer: buffer.ledger())
+        return ask(buffer_address(arguments), lambda buffer: buffer.ledger(), run_name(arguments))
     except NoBuffer:
         if arguments.connect or not arguments.run_files:
             raise

@@ -42,7 +42,7 @@ def read_history(run: RunFile) -> History:
     from forebay.obs.history import from_metrics_file, from_response
 
     try:
-        status, response = ask(run.sampler_target, lambda buffer: (buffer.status(), buffer.history()))
+        status, response = ask(run.sampler_target, lambda buffer: (buffer.status(), buffer.history()), run.run.name)
     except NoBuffer:
         status = None
     if status is not None and status.run == run.run.name:

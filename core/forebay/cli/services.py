@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run
@@ -50,6 +52,14 @@ def add(subparsers: Subparsers) -> None:
         action="store_true",
         help="serve nothing: check the journal and weights of run.toml, or of a run folder; exit code 1 if damaged",
     )
+    buffer.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="OTHER.toml",
+        help="serve this run too, on the same addresses, in its own folder and within its own quotas; repeatable",
+    )
     _add_shorthands(sampler)
 
 
@@ -67,10 +77,22 @@ def serve(role: str, arguments: argparse.Namespace) -> int:
         store_resolved(run)
     else:
         model_source(run.model, run.run.seed)
+    others = [_load_other(path) for path in arguments.also] if role == "buffer" else []
     settle_own_threads({"sampler": run.sampler.cpu_threads, "learner": run.learner.cpu_threads}.get(role))
     # Last: importing a service may take many seconds, and mistakes should be told at once.
-    entry: Callable[[RunFile], int] = importlib.import_module(f"forebay.{role}.service").serve
-    return entry(run)
+    entry: Callable[..., int] = importlib.import_module(f"forebay.{role}.service").serve
+    return entry(run, *others)
+
+
+def _load_other(path: Path) -> RunFile:
+    """Another run of the same buffer; dotted flags are the first one's."""
+    from forebay.config.home import prepare_home, store_resolved
+    from forebay.config.load import load
+
+    run = load([path], os.environ, [])
+    prepare_home(run)
+    store_resolved(run)
+    return run
 
 
 def verify(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from forebay.cli.arguments import Subparsers, add_buffer_address, add_command, buffer_address
+from forebay.cli.arguments import Subparsers, add_buffer_address, add_command, buffer_address, run_name
 from forebay.cli.ask import NoBuffer, ask
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add(subparsers: Subparsers) -> None:
 
 def status(arguments: argparse.Namespace) -> int:
     """Print the picture once. Raises NoBuffer."""
-    found = _status(buffer_address(arguments))
+    found = _status(buffer_address(arguments), run_name(arguments))
     if arguments.json:
         from forebay.obs.wire_json import plain
 
@@ -60,8 +60,8 @@ def top(arguments: argparse.Namespace) -> int:
 
     from forebay.obs.live import Display
 
-    address = buffer_address(arguments)
-    found: control_pb2.StatusResponse | None = _status(address)
+    address, run = buffer_address(arguments), run_name(arguments)
+    found: control_pb2.StatusResponse | None = _status(address, run)
     never = Event()
     with Display(address, sys.stdout) as display:
         while True:
@@ -69,16 +69,16 @@ def top(arguments: argparse.Namespace) -> int:
             if found is not None and found.state == "finished":
                 return 0
             never.wait(EVERY_S)
-            found = _status_or_note(address, display)
+            found = _status_or_note(address, run, display)
 
 
-def _status(address: str) -> control_pb2.StatusResponse:
-    return ask(address, lambda buffer: buffer.status())
+def _status(address: str, run: str) -> control_pb2.StatusResponse:
+    return ask(address, lambda buffer: buffer.status(), run)
 
 
-def _status_or_note(address: str, display: Display) -> control_pb2.StatusResponse | None:
+def _status_or_note(address: str, run: str, display: Display) -> control_pb2.StatusResponse | None:
     try:
-        return _status(address)
+        return _status(address, run)
     except NoBuffer as error:
         display.note(str(error))
         return None

@@ -13,6 +13,12 @@ def run_json(run: RunFile) -> str:
     return json.dumps(_without_local(run.model_dump(mode="json"), ""), sort_keys=True, separators=(",", ":"))
 
 
+def run_name(run_defining: str) -> str:
+    """The run's name in a run-defining part; "" when it has none."""
+    run = json.loads(run_defining or "{}").get("run", {})
+    return str(run.get("name", ""))
+
+
 def differences(stored: str, given: str) -> list[str]:
     """One line a key on which two run-defining parts disagree: `learner.lr: 1e-06 in the run, 2e-06 here`."""
     ours, theirs = _flat(json.loads(stored), ""), _flat(json.loads(given), "")

@@ -112,6 +112,10 @@ class BufferSection(Section):
     member_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=20.0, description="without a heartbeat: lost, permits go to others"
     )
+    max_streams: Positive = Field(default=4096, description="append streams open at once")
+    max_trajectories: Positive = Field(
+        default=4_000_000, description="trajectories buffered at most; then appends are pushed back"
+    )
     memory_mb: Positive = Field(default=256, description="bytes of frames held in memory at most")
     disk_gb: Annotated[float, Field(gt=0)] = Field(
         default=50.0, description="journal and weights at most; then appends are pushed back"

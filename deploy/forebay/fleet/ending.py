@@ -20,7 +20,7 @@ def conclude(run: RunFile, watcher: Watcher, seconds: float) -> list[str]:
     """The lines that end a run; stores the summary and the plot. The buffer must still be there."""
     try:
         status, history_answer, ledger = ask(
-            run.sampler_target, lambda buffer: (buffer.status(), buffer.history(), buffer.ledger())
+            run.sampler_target, lambda buffer: (buffer.status(), buffer.history(), buffer.ledger()), run.run.name
         )
     except NoBuffer as error:
         return [f"no summary: {error}"]

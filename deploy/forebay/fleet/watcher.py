@@ -54,9 +54,10 @@ class Look:
 
 @dataclass(slots=True)
 class Watcher:
-    """The newest look at the buffer at `address`, about once a second."""
+    """The newest look at `run` in the buffer at `address`, about once a second."""
 
     address: str
+    run: str = ""
     clock: Callable[[], float] = time.monotonic
     samplers: WaitShare = field(default_factory=WaitShare)
     latest: Look | None = None
@@ -73,7 +74,7 @@ class Watcher:
     def _watch(self) -> None:
         pause = threading.Event()
         try:
-            with BlockingClient(self.address) as client:
+            with BlockingClient(self.address, run=self.run) as client:
                 while True:
                     self._look(client)
                     pause.wait(EVERY_S)

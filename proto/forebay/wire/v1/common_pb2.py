@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66orebay/wire/v1/common.proto\x12\x0f\x66orebay.wire.v1\",\n\x07Version\x12\x13\n\x0bincarnation\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\"N\n\x06Member\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.forebay.wire.v1.Role\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\r*O\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_SAMPLER\x10\x01\x12\x10\n\x0cROLE_LEARNER\x10\x02\x12\r\n\tROLE_EDGE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66orebay/wire/v1/common.proto\x12\x0f\x66orebay.wire.v1\",\n\x07Version\x12\x13\n\x0bincarnation\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\"[\n\x06Member\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.forebay.wire.v1.Role\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\x0b\n\x03run\x18\x04 \x01(\t*O\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_SAMPLER\x10\x01\x12\x10\n\x0cROLE_LEARNER\x10\x02\x12\r\n\tROLE_EDGE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'forebay.wire.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=175
-  _globals['_ROLE']._serialized_end=254
+  _globals['_ROLE']._serialized_start=188
+  _globals['_ROLE']._serialized_end=267
   _globals['_VERSION']._serialized_start=49
   _globals['_VERSION']._serialized_end=93
   _globals['_MEMBER']._serialized_start=95
-  _globals['_MEMBER']._serialized_end=173
+  _globals['_MEMBER']._serialized_end=186
 # @@protoc_insertion_point(module_scope)

@@ -72,19 +72,23 @@ class Member(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     id: _builtins.str
     incarnation: _builtins.int
+    run: _builtins.str
+    """which of the buffer's runs; unset: its only one"""
     def __init__(
         self,
         *,
         role: Global___Role.ValueType = ...,
         id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "incarnation", b"incarnation", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "incarnation", b"incarnation", "role", b"role", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

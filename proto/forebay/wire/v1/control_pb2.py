@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from forebay.wire.v1 import common_pb2 as forebay_dot_wire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66orebay/wire/v1/control.proto\x12\x0f\x66orebay.wire.v1\x1a\x1c\x66orebay/wire/v1/common.proto\"o\n\x0bJoinRequest\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.forebay.wire.v1.Role\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05\x66leet\x18\x03 \x01(\t\x12\x0e\n\x06region\x18\x04 \x01(\t\x12\x10\n\x08run_json\x18\x05 \x01(\t\"\x8a\x01\n\x0cJoinResponse\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x03 \x01(\x01\x12\x16\n\x0e\x63ommitted_step\x18\x04 \x01(\r\x12\x17\n\x0f\x63heckpoint_step\x18\x05 \x01(\r\"\x84\x02\n\x10HeartbeatRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\r\n\x05\x64oing\x18\x02 \x01(\t\x12\x0f\n\x07since_s\x18\x03 \x01(\x01\x12)\n\x07version\x18\x04 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\x12=\n\x06gauges\x18\x06 \x03(\x0b\x32-.forebay.wire.v1.HeartbeatRequest.GaugesEntry\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"T\n\x11HeartbeatResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\x12\x0e\n\x06paused\x18\x03 \x01(\x08\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\"G\n\x0cLeaveRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse\"\x0f\n\rStatusRequest\"\xda\x02\n\x0cMemberStatus\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\r\n\x05\x66leet\x18\x02 \x01(\t\x12\x0e\n\x06region\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x64oing\x18\x05 \x01(\t\x12\x0f\n\x07since_s\x18\x06 \x01(\x01\x12\x0e\n\x06seen_s\x18\x07 \x01(\x01\x12)\n\x07version\x18\x08 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x64igest\x18\t \x01(\x0c\x12\x39\n\x06gauges\x18\n \x03(\x0b\x32).forebay.wire.v1.MemberStatus.GaugesEntry\x12\x0e\n\x06groups\x18\x0b \x01(\x04\x12\x0e\n\x06tokens\x18\x0c \x01(\x04\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"z\n\nEvalResult\x12)\n\x07version\x18\x01 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0e\n\x06stderr\x18\x03 \x01(\x01\x12\x0f\n\x07prompts\x18\x04 \x01(\r\x12\x11\n\tat_unix_s\x18\x05 \x01(\x01\"\xb7\x04\n\x0eStatusResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nlimited_by\x18\x03 \x01(\t\x12.\n\x07members\x18\x04 \x03(\x0b\x32\x1d.forebay.wire.v1.MemberStatus\x12\x0c\n\x04step\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\r\x12(\n\x06newest\x18\x07 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x15\n\rnewest_digest\x18\x08 \x01(\x0c\x12\x14\n\x0cgroups_ready\x18\t \x01(\x04\x12\x15\n\rgroups_leased\x18\n \x01(\x04\x12\x1b\n\x13permits_outstanding\x18\x0b \x01(\x04\x12\x17\n\x0fgroups_capacity\x18\x0c \x01(\x04\x12\x1c\n\x14learner_metrics_json\x18\r \x01(\t\x12*\n\x05\x65vals\x18\x0e \x03(\x0b\x32\x1b.forebay.wire.v1.EvalResult\x12\x10\n\x08run_json\x18\x0f \x01(\t\x12=\n\x07\x64ropped\x18\x10 \x03(\x0b\x32,.forebay.wire.v1.StatusResponse.DroppedEntry\x12\x1e\n\x16weight_bytes_published\x18\x11 \x01(\x04\x12\x19\n\x11weight_bytes_full\x18\x12 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x1e\n\x0cPauseRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0f\n\rPauseResponse\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"i\n\x11ReportEvalRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12+\n\x06result\x18\x02 \x01(\x0b\x32\x1b.forebay.wire.v1.EvalResult\"\x14\n\x12ReportEvalResponse\"\x10\n\x0eHistoryRequest\"i\n\x0fHistoryResponse\x12*\n\x05steps\x18\x01 \x03(\x0b\x32\x1b.forebay.wire.v1.StepRecord\x12*\n\x05\x65vals\x18\x02 \x03(\x0b\x32\x1b.forebay.wire.v1.EvalResult\"C\n\nStepRecord\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x11\n\tat_unix_s\x18\x02 \x01(\x01\x12\x14\n\x0cmetrics_json\x18\x03 \x01(\t2\xb5\x05\n\x07\x43ontrol\x12\x43\n\x04Join\x12\x1c.forebay.wire.v1.JoinRequest\x1a\x1d.forebay.wire.v1.JoinResponse\x12R\n\tHeartbeat\x12!.forebay.wire.v1.HeartbeatRequest\x1a\".forebay.wire.v1.HeartbeatResponse\x12\x46\n\x05Leave\x12\x1d.forebay.wire.v1.LeaveRequest\x1a\x1e.forebay.wire.v1.LeaveResponse\x12I\n\x06Status\x12\x1e.forebay.wire.v1.StatusRequest\x1a\x1f.forebay.wire.v1.StatusResponse\x12\x46\n\x05Pause\x12\x1d.forebay.wire.v1.PauseRequest\x1a\x1e.forebay.wire.v1.PauseResponse\x12I\n\x06Resume\x12\x1e.forebay.wire.v1.ResumeRequest\x1a\x1f.forebay.wire.v1.ResumeResponse\x12\x46\n\x05\x44rain\x12\x1d.forebay.wire.v1.DrainRequest\x1a\x1e.forebay.wire.v1.DrainResponse\x12U\n\nReportEval\x12\".forebay.wire.v1.ReportEvalRequest\x1a#.forebay.wire.v1.ReportEvalResponse\x12L\n\x07History\x12\x1f.forebay.wire.v1.HistoryRequest\x1a .forebay.wire.v1.HistoryResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66orebay/wire/v1/control.proto\x12\x0f\x66orebay.wire.v1\x1a\x1c\x66orebay/wire/v1/common.proto\"o\n\x0bJoinRequest\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.forebay.wire.v1.Role\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05\x66leet\x18\x03 \x01(\t\x12\x0e\n\x06region\x18\x04 \x01(\t\x12\x10\n\x08run_json\x18\x05 \x01(\t\"\x8a\x01\n\x0cJoinResponse\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x03 \x01(\x01\x12\x16\n\x0e\x63ommitted_step\x18\x04 \x01(\r\x12\x17\n\x0f\x63heckpoint_step\x18\x05 \x01(\r\"\x84\x02\n\x10HeartbeatRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\r\n\x05\x64oing\x18\x02 \x01(\t\x12\x0f\n\x07since_s\x18\x03 \x01(\x01\x12)\n\x07version\x18\x04 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\x12=\n\x06gauges\x18\x06 \x03(\x0b\x32-.forebay.wire.v1.HeartbeatRequest.GaugesEntry\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"T\n\x11HeartbeatResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\x12\x0e\n\x06paused\x18\x03 \x01(\x08\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\"G\n\x0cLeaveRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse\"\x1c\n\rStatusRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\xda\x02\n\x0cMemberStatus\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12\r\n\x05\x66leet\x18\x02 \x01(\t\x12\x0e\n\x06region\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x64oing\x18\x05 \x01(\t\x12\x0f\n\x07since_s\x18\x06 \x01(\x01\x12\x0e\n\x06seen_s\x18\x07 \x01(\x01\x12)\n\x07version\x18\x08 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x64igest\x18\t \x01(\x0c\x12\x39\n\x06gauges\x18\n \x03(\x0b\x32).forebay.wire.v1.MemberStatus.GaugesEntry\x12\x0e\n\x06groups\x18\x0b \x01(\x04\x12\x0e\n\x06tokens\x18\x0c \x01(\x04\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"z\n\nEvalResult\x12)\n\x07version\x18\x01 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0e\n\x06stderr\x18\x03 \x01(\x01\x12\x0f\n\x07prompts\x18\x04 \x01(\r\x12\x11\n\tat_unix_s\x18\x05 \x01(\x01\"\xb7\x04\n\x0eStatusResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nlimited_by\x18\x03 \x01(\t\x12.\n\x07members\x18\x04 \x03(\x0b\x32\x1d.forebay.wire.v1.MemberStatus\x12\x0c\n\x04step\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\r\x12(\n\x06newest\x18\x07 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x15\n\rnewest_digest\x18\x08 \x01(\x0c\x12\x14\n\x0cgroups_ready\x18\t \x01(\x04\x12\x15\n\rgroups_leased\x18\n \x01(\x04\x12\x1b\n\x13permits_outstanding\x18\x0b \x01(\x04\x12\x17\n\x0fgroups_capacity\x18\x0c \x01(\x04\x12\x1c\n\x14learner_metrics_json\x18\r \x01(\t\x12*\n\x05\x65vals\x18\x0e \x03(\x0b\x32\x1b.forebay.wire.v1.EvalResult\x12\x10\n\x08run_json\x18\x0f \x01(\t\x12=\n\x07\x64ropped\x18\x10 \x03(\x0b\x32,.forebay.wire.v1.StatusResponse.DroppedEntry\x12\x1e\n\x16weight_bytes_published\x18\x11 \x01(\x04\x12\x19\n\x11weight_bytes_full\x18\x12 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"+\n\x0cPauseRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\"\x0f\n\rPauseResponse\"\x1c\n\rResumeRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x10\n\x0eResumeResponse\"\x1b\n\x0c\x44rainRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x0f\n\rDrainResponse\"i\n\x11ReportEvalRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12+\n\x06result\x18\x02 \x01(\x0b\x32\x1b.forebay.wire.v1.EvalResult\"\x14\n\x12ReportEvalResponse\"\x1d\n\x0eHistoryRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"i\n\x0fHistoryResponse\x12*\n\x05steps\x18\x01 \x03(\x0b\x32\x1b.forebay.wire.v1.StepRecord\x12*\n\x05\x65vals\x18\x02 \x03(\x0b\x32\x1b.forebay.wire.v1.EvalResult\"C\n\nStepRecord\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x11\n\tat_unix_s\x18\x02 \x01(\x01\x12\x14\n\x0cmetrics_json\x18\x03 \x01(\t2\xb5\x05\n\x07\x43ontrol\x12\x43\n\x04Join\x12\x1c.forebay.wire.v1.JoinRequest\x1a\x1d.forebay.wire.v1.JoinResponse\x12R\n\tHeartbeat\x12!.forebay.wire.v1.HeartbeatRequest\x1a\".forebay.wire.v1.HeartbeatResponse\x12\x46\n\x05Leave\x12\x1d.forebay.wire.v1.LeaveRequest\x1a\x1e.forebay.wire.v1.LeaveResponse\x12I\n\x06Status\x12\x1e.forebay.wire.v1.StatusRequest\x1a\x1f.forebay.wire.v1.StatusResponse\x12\x46\n\x05Pause\x12\x1d.forebay.wire.v1.PauseRequest\x1a\x1e.forebay.wire.v1.PauseResponse\x12I\n\x06Resume\x12\x1e.forebay.wire.v1.ResumeRequest\x1a\x1f.forebay.wire.v1.ResumeResponse\x12\x46\n\x05\x44rain\x12\x1d.forebay.wire.v1.DrainRequest\x1a\x1e.forebay.wire.v1.DrainResponse\x12U\n\nReportEval\x12\".forebay.wire.v1.ReportEvalRequest\x1a#.forebay.wire.v1.ReportEvalResponse\x12L\n\x07History\x12\x1f.forebay.wire.v1.HistoryRequest\x1a .forebay.wire.v1.HistoryResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,39 +53,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEAVERESPONSE']._serialized_start=756
   _globals['_LEAVERESPONSE']._serialized_end=771
   _globals['_STATUSREQUEST']._serialized_start=773
-  _globals['_STATUSREQUEST']._serialized_end=788
-  _globals['_MEMBERSTATUS']._serialized_start=791
-  _globals['_MEMBERSTATUS']._serialized_end=1137
+  _globals['_STATUSREQUEST']._serialized_end=801
+  _globals['_MEMBERSTATUS']._serialized_start=804
+  _globals['_MEMBERSTATUS']._serialized_end=1150
   _globals['_MEMBERSTATUS_GAUGESENTRY']._serialized_start=550
   _globals['_MEMBERSTATUS_GAUGESENTRY']._serialized_end=595
-  _globals['_EVALRESULT']._serialized_start=1139
-  _globals['_EVALRESULT']._serialized_end=1261
-  _globals['_STATUSRESPONSE']._serialized_start=1264
-  _globals['_STATUSRESPONSE']._serialized_end=1831
-  _globals['_STATUSRESPONSE_DROPPEDENTRY']._serialized_start=1785
-  _globals['_STATUSRESPONSE_DROPPEDENTRY']._serialized_end=1831
-  _globals['_PAUSEREQUEST']._serialized_start=1833
-  _globals['_PAUSEREQUEST']._serialized_end=1863
-  _globals['_PAUSERESPONSE']._serialized_start=1865
-  _globals['_PAUSERESPONSE']._serialized_end=1880
-  _globals['_RESUMEREQUEST']._serialized_start=1882
-  _globals['_RESUMEREQUEST']._serialized_end=1897
-  _globals['_RESUMERESPONSE']._serialized_start=1899
-  _globals['_RESUMERESPONSE']._serialized_end=1915
-  _globals['_DRAINREQUEST']._serialized_start=1917
-  _globals['_DRAINREQUEST']._serialized_end=1931
-  _globals['_DRAINRESPONSE']._serialized_start=1933
-  _globals['_DRAINRESPONSE']._serialized_end=1948
-  _globals['_REPORTEVALREQUEST']._serialized_start=1950
-  _globals['_REPORTEVALREQUEST']._serialized_end=2055
-  _globals['_REPORTEVALRESPONSE']._serialized_start=2057
-  _globals['_REPORTEVALRESPONSE']._serialized_end=2077
-  _globals['_HISTORYREQUEST']._serialized_start=2079
-  _globals['_HISTORYREQUEST']._serialized_end=2095
-  _globals['_HISTORYRESPONSE']._serialized_start=2097
-  _globals['_HISTORYRESPONSE']._serialized_end=2202
-  _globals['_STEPRECORD']._serialized_start=2204
-  _globals['_STEPRECORD']._serialized_end=2271
-  _globals['_CONTROL']._serialized_start=2274
-  _globals['_CONTROL']._serialized_end=2967
+  _globals['_EVALRESULT']._serialized_start=1152
+  _globals['_EVALRESULT']._serialized_end=1274
+  _globals['_STATUSRESPONSE']._serialized_start=1277
+  _globals['_STATUSRESPONSE']._serialized_end=1844
+  _globals['_STATUSRESPONSE_DROPPEDENTRY']._serialized_start=1798
+  _globals['_STATUSRESPONSE_DROPPEDENTRY']._serialized_end=1844
+  _globals['_PAUSEREQUEST']._serialized_start=1846
+  _globals['_PAUSEREQUEST']._serialized_end=1889
+  _globals['_PAUSERESPONSE']._serialized_start=1891
+  _globals['_PAUSERESPONSE']._serialized_end=1906
+  _globals['_RESUMEREQUEST']._serialized_start=1908
+  _globals['_RESUMEREQUEST']._serialized_end=1936
+  _globals['_RESUMERESPONSE']._serialized_start=1938
+  _globals['_RESUMERESPONSE']._serialized_end=1954
+  _globals['_DRAINREQUEST']._serialized_start=1956
+  _globals['_DRAINREQUEST']._serialized_end=1983
+  _globals['_DRAINRESPONSE']._serialized_start=1985
+  _globals['_DRAINRESPONSE']._serialized_end=2000
+  _globals['_REPORTEVALREQUEST']._serialized_start=2002
+  _globals['_REPORTEVALREQUEST']._serialized_end=2107
+  _globals['_REPORTEVALRESPONSE']._serialized_start=2109
+  _globals['_REPORTEVALRESPONSE']._serialized_end=2129
+  _globals['_HISTORYREQUEST']._serialized_start=2131
+  _globals['_HISTORYREQUEST']._serialized_end=2160
+  _globals['_HISTORYRESPONSE']._serialized_start=2162
+  _globals['_HISTORYRESPONSE']._serialized_end=2267
+  _globals['_STEPRECORD']._serialized_start=2269
+  _globals['_STEPRECORD']._serialized_end=2336
+  _globals['_CONTROL']._serialized_start=2339
+  _globals['_CONTROL']._serialized_end=3032
 # @@protoc_insertion_point(module_scope)

@@ -342,6 +342,7 @@ class PlanRequest(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     HELD_DIGEST_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     held_digest: _builtins.bytes
     @_builtins.property
     def held(self) -> _common_pb2.Version:
@@ -351,16 +352,19 @@ class PlanRequest(_message.Message):
     def target(self) -> _common_pb2.Version:
         """unset: the newest"""
 
+    @_builtins.property
+    def member(self) -> _common_pb2.Member: ...
     def __init__(
         self,
         *,
         held: _common_pb2.Version | None = ...,
         held_digest: _builtins.bytes = ...,
         target: _common_pb2.Version | None = ...,
+        member: _common_pb2.Member | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "member", b"member", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "held_digest", b"held_digest", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "held_digest", b"held_digest", "member", b"member", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
