@@ -28,9 +28,10 @@ def reply(group: int, member: int, version: Version) -> Trajectory:
 
 
 def frame(me: Membership, permit: Permit, version: Version, size: int, sequence: int) -> Frame:
+    replies = [reply(permit.group_id, member, version) for member in range(size)]
     return encode_frame(
-        [reply(permit.group_id, member, version) for member in range(size)], attempts={permit.group_id: permit.attempt},
-        run=me.run, sampler=me.member.id, incarnation=me.member.incarnation, fleet="mine", region="", sequence=sequence)  # fmt: skip
+        replies, run=me.run, sampler=me.member.id, incarnation=me.member.incarnation, fleet="mine", region="",
+        sequence=sequence, attempts={permit.group_id: permit.attempt})  # fmt: skip
 
 
 def push(address: str, groups: int) -> None:
