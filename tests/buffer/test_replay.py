@@ -36,7 +36,7 @@ from forebay.wire.experience import from_record_batch
 from forebay.wire.record_batch import SCHEMA as ROWS
 from forebay.wire.version import Version
 from tests.buffer.conftest import Serve
-from tests.buffer.support import UnsyncedDisk, anchor, join_learner, join_sampler, make_run, real_frame
+from tests.buffer.support import UnsyncedDisk, anchor, join_learner, join_sampler, make_run, produce, real_frame
 from tests.learner.models import tiny_llama
 from tests.learner.test_with_buffer import GROUP, Sampler
 
@@ -184,6 +184,22 @@ async def test_a_file_that_cannot_be_written(serve: Serve, tmp_path: Path) -> No
     for target, said in ((tmp_path / "x.csv", r"\.parquet or \.arrow"), (tmp_path / "no" / "x.arrow", "cannot write")):
         with pytest.raises(UsageError, match=said):
             export(read_recording(home), target, Steps())
+
+
+async def test_frames_that_do_not_decode_are_counted(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The buffer never opens a payload, so anything may be in one."""
+    async with serve() as served, served.client() as learner, served.client() as s:
+        await join_learner(learner, served.run)
+        await join_sampler(s, served.run)
+        await produce(s, 2, V0)
+        await append_real(s, 1, V0)
+        home = served.run.run.home
+    assert main(["replay", str(home), "--to", str(tmp_path / "x.arrow")]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith("2 trajectories of 1 groups: 1 buffered")
+    assert said[1].startswith("not readable: 2 frames; the first: LSN ")
 
 
 async def test_the_command_on_a_run_folder(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,9 @@ class Export:
                 f"not written: {self.released_frames} frames with {len(self.released_groups)} groups whose payload was "
                 f"released (steps {in_words(as_ranges(sorted(steps)))})"
             )
-        return [*lines, *(f"not readable: {line}" for line in self.unreadable)]
+        if self.unreadable:
+            lines.append(f"not readable: {len(self.unreadable)} frames; the first: {self.unreadable[0]}")
+        return lines
 
 
 def export(recording: Recording, target: Path, steps: Steps) -> Export:
