@@ -240,7 +240,7 @@ async def test_snapshots(tmp_path: Path) -> None:
     home, live, path = await snapshotted(tmp_path)
     whole, said, _ = check(home)
     assert whole
-    assert any(line.startswith(f"{path.name}: the state before LSN ") for line in said)
+    assert any(line.startswith(f"{path.name}: the state before LSN ") and "as the records say" in line for line in said)
     for number in range(1, live.segment):
         segment_path(path.parent, number).unlink()
     assert check(home)[0], "the snapshot stands for the segments that are gone"
@@ -248,6 +248,18 @@ async def test_snapshots(tmp_path: Path) -> None:
     whole, _, problems = check(home)
     assert not whole
     assert f"{path}: damaged: delete it, the buffer then starts from the one before" in problems[-1]
+
+
+async def test_a_snapshot_that_tells_another_story(tmp_path: Path) -> None:
+    home, live, path = await snapshotted(tmp_path)
+    snapshot = snapshots.read(path)
+    snapshot.published.add(digest=b"x", version=Version(1, 9).to_proto())
+    snapshots.write(path.parent, snapshot, UnsyncedDisk())
+    problems = check(home)[2]
+    assert f"{path}: differs from what the records before it add up to: delete it" in problems[0]
+    for number in range(1, live.segment):
+        segment_path(path.parent, number).unlink()
+    assert not any("differs" in problem for problem in check(home)[2]), "without the records nobody can tell"
 
 
 async def test_frames_that_only_a_snapshot_knows_of(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forebay.buffer import snapshots
 from forebay.buffer.conservation import imbalances, ledger_response
 from forebay.buffer.errors import JournalDamaged
 from forebay.buffer.ledger import State
 from forebay.buffer.records import SEGMENT_HEADER, parse_segment_header, segment_path
 from forebay.buffer.recovery import recover
 from forebay.buffer.segment_walk import Walked, segment_files, walk
+from forebay.buffer.snapshot_check import check_snapshots
 from forebay.buffer.weight_check import check_weights
 from forebay.errors import UsageError
 from forebay.wire.frame_header import checksum
@@ -166,17 +166,8 @@ class Verification:
                 self._problem(f"{path}: missing, but a snapshot says that frames in it are needed: put it back")
 
     def _snapshots(self) -> None:
-        """Each snapshot file by itself; the fold starts from the newest whole one."""
-        folder = self._folder / "journal"
-        for number in snapshots.numbers(folder):
-            path = snapshots.snapshot_path(folder, number)
-            try:
-                found = snapshots.read(path)
-                self._tell(f"{path.name}: the state before LSN {found.next_lsn}; whole")
-            except FileNotFoundError:
-                self._tell(f"{path.name}: removed by the running buffer meanwhile")
-            except ValueError as error:
-                self._problem(f"{error}: delete it, the buffer then starts from the one before, or from the journal")
+        for problem in check_snapshots(self._folder / "journal", self._tell):
+            self._problem(problem)
 
     def _conserved(self, state: State) -> None:
         wrong = imbalances(ledger_response(state))
