@@ -79,6 +79,17 @@ async def test_a_whole_run(serve: Serve, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.splitlines()[-1] == f"{home}: whole"
 
 
+async def test_every_run_of_a_buffer_is_checked(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = await filled(serve)
+    journal(tmp_path / "other", [b"x"])
+    assert main(["buffer", str(home), "--also", str(tmp_path / "other"), "--verify"]) == 0
+    flip(segment_path(home / "buffer" / "journal", 1), 40)
+    assert main(["buffer", str(home), "--also", str(tmp_path / "other"), "--verify"]) == 1
+    assert f"{tmp_path / 'other'}: whole" in capsys.readouterr().out
+
+
 async def test_a_damaged_record_is_named_with_the_lost_lsn(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     home = await filled(serve)
     path = segment_path(home / "buffer" / "journal", 1)

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,17 +96,26 @@ def _load_other(path: Path) -> RunFile:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Check a run's buffer folder, beside its buffer or without; 0 when it is whole. Raises UsageError."""
+    """Check the runs' buffer folders, beside their buffer or without; 0 when all are whole. Raises UsageError."""
     from forebay.buffer.verify import Verification
 
-    given = arguments.run_files[0]
-    home = given if given.is_dir() else load_run(arguments).run.home
-    verification = Verification(home, print)
-    if verification.run():
-        print(f"{home}: whole")
-        return EXIT_DONE
-    print(f"{home}: DAMAGED, {len(verification.problems)} found")
-    return EXIT_FAILED
+    damaged = 0
+    for home in _homes(arguments):
+        verification = Verification(home, print)
+        whole = verification.run()
+        damaged += not whole
+        print(f"{home}: whole" if whole else f"{home}: DAMAGED, {len(verification.problems)} found")
+    return EXIT_FAILED if damaged else EXIT_DONE
+
+
+def _homes(arguments: argparse.Namespace) -> Iterator[Path]:
+    """The run folders that a command line names, as run files or by themselves; nothing is made there."""
+    from forebay.config.load import load
+
+    first: Path = arguments.run_files[0]
+    yield first if first.is_dir() else load_run(arguments).run.home
+    for path in arguments.also:
+        yield path if path.is_dir() else load([path], os.environ, []).run.home
 
 
 def require(extra: str, modules: tuple[str, ...]) -> None:
