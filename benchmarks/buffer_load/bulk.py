@@ -16,7 +16,6 @@ from benchmarks.buffer_load.site import Phase, site
 KIB, MIB = 1 << 10, 1 << 20
 PROCESSES = 1  #: of samplers; a second one takes the server's core
 IN_FLIGHT = 16  #: frames on the way or being made, of each process
-FRAMES_A_STEP = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +25,7 @@ class Bulk:
     row_bytes: int
     group_size: int
     frame_bytes: int
+    frames_a_step: int = 8
 
     @property
     def groups_a_frame(self) -> int:
@@ -35,14 +35,14 @@ class Bulk:
     def frames(self, total_bytes: int) -> int:
         """Of each process, for about so much altogether; a whole number of steps."""
         frames = total_bytes // (self.groups_a_frame * self.group_size * self.row_bytes * PROCESSES)
-        return max(1, frames // FRAMES_A_STEP) * FRAMES_A_STEP
+        return max(1, frames // self.frames_a_step) * self.frames_a_step
 
     def shape(self, frames: int) -> RunShape:
         """Of a run that trains so many frames."""
         return RunShape(
             group_size=self.group_size,
-            groups_per_step=self.groups_a_frame * FRAMES_A_STEP,
-            steps=frames // FRAMES_A_STEP,
+            groups_per_step=self.groups_a_frame * self.frames_a_step,
+            steps=frames // self.frames_a_step,
         )
 
 
@@ -81,7 +81,7 @@ def rows_64k(plan: Plan, folder: Path) -> dict[str, Any]:
 
 def rows_1m(plan: Plan, folder: Path) -> dict[str, Any]:
     """Megabytes a second with rows and frames of 1 MiB, in and out."""
-    bulk = Bulk(row_bytes=MIB, group_size=1, frame_bytes=MIB)
+    bulk = Bulk(row_bytes=MIB, group_size=1, frame_bytes=MIB, frames_a_step=32)
     appended, leased = _in_and_out(plan, folder, bulk, plan.rows_1m_mb * MIB)
     return {
         "append_1m_mb_s": round(appended.mb_s, 1),
@@ -101,7 +101,7 @@ def _in_and_out(plan: Plan, folder: Path, bulk: Bulk, round_bytes: int) -> tuple
         rounds = [
             (
                 here.append(frames, bulk.groups_a_frame, bulk.row_bytes, IN_FLIGHT),
-                here.train(frames * PROCESSES // FRAMES_A_STEP),
+                here.train(frames * PROCESSES // bulk.frames_a_step),
             )
             for _ in range(plan.rounds)
         ]

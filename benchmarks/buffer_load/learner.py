@@ -69,9 +69,10 @@ def arrived_in(lease: Lease) -> tuple[int, int]:
     """Rows and payload bytes of a lease, each frame held against its checksum. Raises ValueError."""
     wanted, rows, received = set(lease.group_ids), 0, 0
     for frame in lease.frames:
-        if checksum(frame.payload) != frame.header.payload_xxh3:
+        payload = frame.payload  # a copy each time
+        if checksum(payload) != frame.header.payload_xxh3:
             raise ValueError(f"frame {frame.header.sequence} of {frame.header.sampler} arrived damaged")
-        received += len(frame.payload)
+        received += len(payload)
         for group in frame.header.groups:
             if group.group_id in wanted:
                 wanted.remove(group.group_id)
