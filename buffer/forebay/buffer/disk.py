@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -30,6 +31,12 @@ class Disk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def sync_parents(self, folder: Path, levels: int) -> None:
+        """Return when the names of `folder` and of `levels` - 1 folders above it are on the disk. Raises OSError."""
+        for parent in list(folder.parents)[:levels]:
+            with contextlib.suppress(PermissionError):  # where nobody may look, this user made nothing
+                self.sync_folder(parent)
 
     def punch(self, fd: int, offset: int, length: int) -> bool:
         """Give the range back to the file system, which then reads as zeros; False where that is not supported."""

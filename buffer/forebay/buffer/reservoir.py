@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from forebay.buffer.admission import last_step
 from forebay.buffer.disk import Disk
@@ -19,7 +21,7 @@ from forebay.buffer.journal import Journal
 from forebay.buffer.ledger import MemberKey, MemberRecord, State, member_key
 from forebay.buffer.members import Members
 from forebay.buffer.progress import Progress
-from forebay.buffer.records import Position
+from forebay.buffer.records import Position, Tail, segment_path
 from forebay.buffer.recovery import recover
 from forebay.buffer.retention import Retention
 from forebay.buffer.rules import Rules
@@ -211,11 +213,13 @@ def open_reservoir(
     journal_folder, weights_folder = run.run.home / "buffer" / "journal", run.run.home / "buffer" / "weights"
     for folder in (journal_folder, weights_folder):
         folder.mkdir(parents=True, exist_ok=True)
+        disk.sync_parents(folder, levels=3)  # up to the one that holds the run folder
     for unfinished in journal_folder.glob("*.tmp"):
         unfinished.unlink()
     found = recover(journal_folder, repair=True)
     state = found.state
     _check_same_run(run, state)
+    _settle(disk, journal_folder, found.tail)
     store = WeightStore(weights_folder, disk=disk, keep_anchors=run.buffer.keep_anchors, clock=clock)
 
     def journal(reservoir: Reservoir) -> Journal:
@@ -235,6 +239,17 @@ def open_reservoir(
     if not state.run_json:
         reservoir.record(journal_pb2.Event(run_opened=journal_pb2.RunOpened(run_json=run_json(run))))
     return reservoir
+
+
+def _settle(disk: Disk, journal_folder: Path, tail: Tail) -> None:
+    """What was found counts from now on, though a killed process may have left it unsynced. Raises OSError."""
+    if tail.salt:
+        fd = os.open(segment_path(journal_folder, tail.segment), os.O_RDONLY)
+        try:
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+    disk.sync_folder(journal_folder)
 
 
 def _check_same_run(run: RunFile, state: State) -> None:

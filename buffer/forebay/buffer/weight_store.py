@@ -46,6 +46,8 @@ class WeightStore:
         self._chunks, self._manifests = folder / "chunks", folder / "manifests"
         for path in (self._chunks, self._manifests):
             path.mkdir(parents=True, exist_ok=True)
+        for path in (folder, self._chunks, self._manifests):  # a killed process may have left renames unsynced
+            self._disk.sync_folder(path)
         self._lock = threading.Lock()
         self._pins: dict[Version, float] = {}
         self.manifests = self._load()
