@@ -120,6 +120,8 @@ class WeightStore:
                 del self._sizes[name]
         for version in gone:
             (self._manifests / f"{version}.manifest").unlink(missing_ok=True)
+        if orphans:  # power loss must not bring a manifest back without its chunks
+            self._disk.sync_folder(self._manifests)
         for name in orphans:
             (self._chunks / name).unlink(missing_ok=True)
         return gone
