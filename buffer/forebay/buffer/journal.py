@@ -105,7 +105,13 @@ class Journal:
             raise self._failure
         body = event.SerializeToString()
         position = self._place(len(body), len(payload))
-        apply(event, position)
+        try:
+            apply(event, position)
+        except BaseException as error:  # its place stays empty: nothing may be written behind it
+            self._fail(
+                JournalFailed(f"{self.folder}: LSN {position.lsn} failed half-way ({error!r}): restart the buffer")
+            )
+            raise
         with self._wake:
             self._pending.append(_Pending(position=position, event=body, payload=payload))
             self.pending_bytes += len(body) + len(payload)
