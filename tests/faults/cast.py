@@ -100,7 +100,7 @@ class Learner:
     async def start(self, back: int = 0) -> None:
         """A new process, from the newest checkpoint or one of those that the buffer can still go back to."""
         self.restarts += 1
-        kept = sorted(self.checkpoints)[-self.world.run.learner.keep_checkpoints :]
+        kept = sorted(self.checkpoints)
         self.step = kept[max(0, len(kept) - 1 - back)]
         self.weights = self.checkpoints[self.step]
         self.checkpoints = {step: weights for step, weights in self.checkpoints.items() if step <= self.step}
@@ -125,6 +125,8 @@ class Learner:
         self.weights, self.step = (*self.weights, *groups), self.step + 1
         if checkpoint:
             self.checkpoints[self.step] = self.weights
+            for old in sorted(self.checkpoints)[: -self.world.run.learner.keep_checkpoints]:
+                del self.checkpoints[old]
 
     async def commit(self) -> None:
         """The step is done."""
