@@ -25,6 +25,7 @@ _AGAIN = frozenset(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INTERNAL,  # "Internal error from Core": a stream begun on a connection that has just broken
     }
 )
 _ERRORS: dict[str, type[Refused] | type[RunMismatch]] = {
