@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from forebay.buffer import snapshots
 from forebay.buffer.conservation import imbalances, ledger_response
-from forebay.buffer.intake import Intake
+from forebay.buffer.intake import Intake, Received
 from forebay.buffer.outlet import Outlet
 from forebay.buffer.recovery import recover
 from forebay.buffer.reservoir import Reservoir, open_reservoir
@@ -184,12 +184,12 @@ class BufferMachine(RuleBasedStateMachine):
         self.in_hand[name] = [permit for permit in mine if permit not in permits]
         version = self.held[permits[0].group_id]
         frame = frame_of(self.samplers[name], self.sequences[name], permits, version)
-        answer = self.intake.append(self.samplers[name], frame, "")
+        answer = self.intake.append(self.samplers[name], Received.of(frame))
         assert answer.outcome == experience_pb2.AppendResponse.STORED, answer.detail
         self.sequences[name] += 1
         self.arrived |= {permit.group_id for permit in permits}
         if resend:
-            answer = self.intake.append(self.samplers[name], frame, "")
+            answer = self.intake.append(self.samplers[name], Received.of(frame))
             assert answer.outcome == experience_pb2.AppendResponse.DUPLICATE
 
     @rule(name=SAMPLERS, again=st.booleans())

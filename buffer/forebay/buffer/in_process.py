@@ -20,10 +20,10 @@ from forebay.buffer.async_client import BufferClient
 from forebay.buffer.in_process_call import Call, Exchange
 from forebay.buffer.reservoir import Reservoir
 from forebay.buffer.service_control import ControlService
-from forebay.buffer.service_experience import ExperienceService
+from forebay.buffer.service_experience import ExperienceService, register
 from forebay.buffer.service_weights import WeightsService
 from forebay.buffer.tenants import Tenants
-from forebay.wire.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
+from forebay.wire.v1 import control_pb2_grpc, weights_pb2_grpc
 
 ADDRESS = "in process"
 
@@ -35,7 +35,7 @@ class InProcessBuffer:
         self.reservoir = reservoir
         tenants = Tenants([reservoir])
         self._methods = _Methods()
-        experience_pb2_grpc.add_ExperienceServicer_to_server(ExperienceService(tenants), self._methods)  # type: ignore[no-untyped-call]
+        register(ExperienceService(tenants), self._methods)
         weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(tenants), self._methods)  # type: ignore[no-untyped-call]
         control_pb2_grpc.add_ControlServicer_to_server(ControlService(tenants), self._methods)  # type: ignore[no-untyped-call]
         self._reachable = True

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from forebay.buffer import admission
 from forebay.buffer.evals import Assignment
 from forebay.buffer.ledger import MemberKey, MemberRecord, State
 from forebay.buffer.reservoir import Reservoir
+from forebay.wire.experience import FrameError
+from forebay.wire.frame_header import check_header
 from forebay.wire.v1 import common_pb2, experience_pb2, journal_pb2
 from forebay.wire.version import Version
 
 Answer = experience_pb2.AppendResponse
 
 FULL_RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A frame as it came: its payload taken out of the message once, and what is wrong with it, "" if nothing is."""
+
+    header: experience_pb2.FrameHeader
+    payload: bytes
+    damage: str
+
+    @classmethod
+    def of(cls, frame: experience_pb2.Frame) -> Received:
+        """Look at a frame without opening its payload."""
+        payload = frame.payload
+        try:
+            check_header(frame.header, payload)
+        except FrameError as error:
+            return cls(frame.header, payload, str(error) or type(error).__name__)
+        return cls(frame.header, payload, "")
 
 
 class Intake:
@@ -53,8 +75,8 @@ class Intake:
             self._reservoir.record(journal_pb2.Event(refunded=refunded))
             self._reservoir.permits_changed.notify()
 
-    def append(self, member: common_pb2.Member, frame: experience_pb2.Frame, damage: str) -> Answer:
-        """Take a frame; `damage` is what `check_frame` found. Raises MemberUnknown, MemberFenced."""
+    def append(self, member: common_pb2.Member, frame: Received) -> Answer:
+        """Take a frame. Raises MemberUnknown, MemberFenced."""
         _, record = self._reservoir.speaker(member, common_pb2.ROLE_SAMPLER)
         header = frame.header
         expected = record.next_sequence
@@ -65,7 +87,7 @@ class Intake:
         full = self._reservoir.no_room()
         if full:
             return Answer(outcome=Answer.FULL, sequence=header.sequence, detail=full, retry_after_s=self._retry_s())
-        refusal = damage or self._refusal(member, record, header)
+        refusal = frame.damage or self._refusal(member, record, header)
         return self._refuse(member, header, refusal) if refusal else self._store(frame)
 
     def _grant(self, request: experience_pb2.AdmitRequest) -> Sequence[experience_pb2.Permit]:
@@ -93,7 +115,7 @@ class Intake:
         permit = self._reservoir.state.permits.get(refund.group_id)
         return permit is not None and permit.attempt == refund.attempt
 
-    def _store(self, frame: experience_pb2.Frame) -> Answer:
+    def _store(self, frame: Received) -> Answer:
         superseded = [group.group_id for group in frame.header.groups if self._reservoir.state.is_done(group.group_id)]
         payload = b"" if len(superseded) == len(frame.header.groups) else frame.payload
         appended = journal_pb2.Appended(header=frame.header, superseded=superseded)

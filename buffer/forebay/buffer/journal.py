@@ -26,7 +26,7 @@ from forebay.buffer.records import (
     SEGMENT_SUFFIX,
     Position,
     Tail,
-    parse_record,
+    parse_parts,
     parse_segment_header,
     record_header,
     segment_header,
@@ -129,14 +129,15 @@ class Journal:
     def read(self, position: Position) -> tuple[journal_pb2.Event, bytes]:
         """Event and payload of a durable record. Raises JournalDamaged when its checksums fail."""
         fd, salt = self._reader(position.segment)
-        data = os.pread(fd, position.end - position.offset, position.offset)
-        record = parse_record(data, 0, salt)
-        if record is None or record.lsn != position.lsn or not record.intact:
+        head = os.pread(fd, position.payload_offset - position.offset, position.offset)
+        payload = os.pread(fd, position.payload_bytes, position.payload_offset)
+        event = parse_parts(head, payload, position, salt)
+        if event is None:
             raise JournalDamaged(
                 f"{segment_path(self.folder, position.segment)}: the record at offset {position.offset} "
                 f"(LSN {position.lsn}) does not read back as it was written"
             )
-        return journal_pb2.Event.FromString(record.event), record.payload
+        return journal_pb2.Event.FromString(event), payload
 
     def release(self, positions: Iterable[Position]) -> None:
         """Give payloads that nobody will read again back to the file system, once durable; their events stay."""

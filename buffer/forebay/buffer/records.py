@@ -147,6 +147,18 @@ def parse_record(data: SegmentData, offset: int, salt: bytes, *, payloads: bool 
     )
 
 
+def parse_parts(head: bytes, payload: bytes, position: Position, salt: bytes) -> bytes | None:
+    """The event in `head`, a record's header and event read apart from its payload; None unless both are whole."""
+    if len(head) != RECORD_HEADER.size + position.event_bytes or len(payload) != position.payload_bytes:
+        return None
+    magic, event_bytes, payload_bytes, lsn, _, payload_crc, crc = RECORD_HEADER.unpack_from(head)
+    said, event = (magic, event_bytes, payload_bytes, lsn), head[RECORD_HEADER.size :]
+    if said != (_RECORD_MAGIC, position.event_bytes, position.payload_bytes, position.lsn):
+        return None
+    whole = crc == _crc(salt, head[: RECORD_HEADER.size - 4], event) and payload_crc == _crc(salt, payload)
+    return event if whole else None
+
+
 class Scan:
     """Reads a journal, from its start or behind a snapshot. Iterate once, then `tail` says where it ends.
 

@@ -14,11 +14,11 @@ import grpc.aio
 from forebay.buffer.calls import SERVER_OPTIONS
 from forebay.buffer.reservoir import Reservoir
 from forebay.buffer.service_control import ControlService
-from forebay.buffer.service_experience import ExperienceService
+from forebay.buffer.service_experience import ExperienceService, register
 from forebay.buffer.service_weights import WeightsService
 from forebay.buffer.snapshotter import Snapshotter
 from forebay.buffer.tenants import Tenant, Tenants
-from forebay.wire.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
+from forebay.wire.v1 import control_pb2_grpc, weights_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class BufferServer:
         self.tenants, self.reservoirs = Tenants(reservoirs), reservoirs
         self.loop_lag_s = 0.0
         self._server: Any = grpc.aio.server(options=SERVER_OPTIONS)
-        experience_pb2_grpc.add_ExperienceServicer_to_server(ExperienceService(self.tenants), self._server)  # type: ignore[no-untyped-call]
+        register(ExperienceService(self.tenants), self._server)
         weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(self.tenants), self._server)  # type: ignore[no-untyped-call]
         control_pb2_grpc.add_ControlServicer_to_server(ControlService(self.tenants), self._server)  # type: ignore[no-untyped-call]
         host, _, port = listen.rpartition(":")

@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+
 from forebay.buffer.append_stream import AppendStream
 from forebay.buffer.calls import answering, streaming, wait_of
 from forebay.buffer.conservation import ledger_response
 from forebay.buffer.frame_reader import read_ahead
 from forebay.buffer.tenants import Tenants
 from forebay.wire.v1 import experience_pb2, experience_pb2_grpc
+
+_NAME = experience_pb2.DESCRIPTOR.services_by_name["Experience"].full_name
+
+
+def register(service: ExperienceService, server: Any) -> None:
+    """Have `server` answer for the service. Its leases may be bytes, which the generated code does not know."""
+    lease = grpc.unary_stream_rpc_method_handler(
+        service.Lease,
+        request_deserializer=experience_pb2.LeaseRequest.FromString,
+        response_serializer=lambda part: part if isinstance(part, bytes) else part.SerializeToString(),
+    )
+    handler = grpc.method_handlers_generic_handler(_NAME, {"Lease": lease})
+    server.add_generic_rpc_handlers((handler,))  # of two handlers of a method the first one counts
+    experience_pb2_grpc.add_ExperienceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    server.add_registered_method_handlers(_NAME, {"Lease": lease})
 
 
 class ExperienceService(experience_pb2_grpc.ExperienceServicer):
@@ -51,8 +68,8 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
     @streaming
     async def Lease(
         self, request: experience_pb2.LeaseRequest, context: Any
-    ) -> AsyncIterator[experience_pb2.LeaseResponse]:
-        """Wait for the batch; then its composition and its frames."""
+    ) -> AsyncIterator[experience_pb2.LeaseResponse | bytes]:
+        """Wait for the batch; then its composition and its frames, these encoded already."""
         tenant = self._tenants.of(request)
         reservoir, outlet = tenant.reservoir, tenant.outlet
         batch = await reservoir.groups_changed.until(
