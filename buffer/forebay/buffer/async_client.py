@@ -15,6 +15,7 @@ import grpc.aio
 from forebay.buffer.answers import EncodedWeights, Ended, Fenced, Lease, Membership, Waiting, WeightsDamaged
 from forebay.buffer.link import Link
 from forebay.buffer.outbox import Outbox
+from forebay.wire.trajectory import Trajectory
 from forebay.wire.v1 import (
     common_pb2,
     control_pb2,
@@ -66,7 +67,7 @@ class BufferClient:
         self._weights: Any = weights_pb2_grpc.WeightsStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._control: Any = control_pb2_grpc.ControlStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._max_outbox_bytes, self._ack = max_outbox_bytes, _ACK_LEVELS[ack]
-        self._run, self._member = run, common_pb2.Member(run=run)
+        self._run, self._member, self._fleet, self._region = run, common_pb2.Member(run=run), "", ""
         self._outbox: Outbox | None = None
         self._admit_request = 1
 
@@ -95,7 +96,7 @@ class BufferClient:
         """Become a member ("sampler" or "learner"). Raises RunMismatch with the diff."""
         request = control_pb2.JoinRequest(role=_ROLES[role], id=id, fleet=fleet, region=region, run_json=run_json)
         answer: control_pb2.JoinResponse = await self._ask(self._control.Join, request)
-        self._run, self._member = answer.run, answer.member
+        self._run, self._member, self._fleet, self._region = answer.run, answer.member, fleet, region
         if self._outbox is not None:
             await self._outbox.close()
         self._outbox = Outbox(
@@ -152,6 +153,25 @@ class BufferClient:
         if self._outbox is None:
             raise RuntimeError("join before appending")
         await self._outbox.append(frame_builder)
+
+    async def push(
+        self,
+        trajectories: Sequence[Trajectory],
+        permits: Sequence[experience_pb2.Permit],
+        *,
+        codec: str = "zstd+exact",
+    ) -> None:
+        """Append whole groups as one frame; `permits` are those of its groups. Raises FrameError, FrameRefused."""
+        from forebay.wire.experience import encode_frame  # needs pyarrow, which those who only ask do not
+
+        member, fleet, region = self._member, self._fleet, self._region
+        attempts = {permit.group_id: permit.attempt for permit in permits}
+        await self.append(
+            lambda sequence: encode_frame(
+                trajectories, run=self._run, sampler=member.id, fleet=fleet, region=region,
+                incarnation=member.incarnation, sequence=sequence, attempts=attempts, codec=codec,
+            )
+        )  # fmt: skip
 
     async def refund(self, refunds: Sequence[experience_pb2.Refund]) -> None:
         """Give permits back: `again` for groups that another sampler shall produce."""

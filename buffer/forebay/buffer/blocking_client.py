@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from forebay.buffer.answers import EncodedWeights, Ended, Lease, Membership, Waiting
 from forebay.buffer.async_client import BufferClient
+from forebay.wire.trajectory import Trajectory
 from forebay.wire.v1 import common_pb2, control_pb2, experience_pb2, weights_pb2
 from forebay.wire.version import Version
 
@@ -74,6 +75,16 @@ class BlockingClient:
     def append(self, frame_builder: Callable[[int], experience_pb2.Frame]) -> None:
         """See BufferClient."""
         self._run(self._client.append(frame_builder))
+
+    def push(
+        self,
+        trajectories: Sequence[Trajectory],
+        permits: Sequence[experience_pb2.Permit],
+        *,
+        codec: str = "zstd+exact",
+    ) -> None:
+        """See BufferClient."""
+        self._run(self._client.push(trajectories, permits, codec=codec))
 
     def refund(self, refunds: Sequence[experience_pb2.Refund]) -> None:
         """See BufferClient."""
