@@ -49,7 +49,7 @@ class Server:
         words = [sys.executable, "-m", "forebay.cli.main", "buffer", str(self.run_file)]
         with self._log.open("ab") as log:
             began = time.monotonic()
-            self._process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
+            self._process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         self._wait_for_listener(self._process, began + START_TIMEOUT_S)
         self.status()
         return time.monotonic() - began
@@ -65,12 +65,23 @@ class Server:
             return client.ledger()
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
-        self._end(signal.SIGKILL)
+        """SIGKILL to it and to what makes its snapshots, and wait for the end of all."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            while True:  # a snapshot's maker is no child of ours to wait for
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.005)
+        except ProcessLookupError:
+            return
 
     def stop(self) -> None:
         """SIGTERM, and wait for the end."""
-        self._end(signal.SIGTERM)
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
 
     @property
     def pid(self) -> int:
@@ -103,11 +114,6 @@ class Server:
 
     def _last_words(self) -> str:
         return " | ".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(how)
-            self._process.wait()
 
 
 @contextmanager
