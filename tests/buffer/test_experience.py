@@ -188,6 +188,39 @@ async def test_a_buffer_that_stood_still_loses_nobody(serve: Serve) -> None:
         assert len(served.reservoir.state.permits) == 2
 
 
+async def test_a_group_that_takes_too_long_is_granted_to_another_sampler(serve: Serve) -> None:
+    settings = {"permit_timeout_s": 100.0, "member_timeout_s": 1000.0}
+    async with serve(buffer=settings) as served, served.client() as learner, served.client() as slow:
+        await join_learner(learner, served.run)
+        await join_sampler(slow, served.run)
+        (permit,) = (await slow.admit(1, V0, 0.0)).permits
+        served.clock.now += 99.0
+        served.roster.sweep()
+        assert not served.reservoir.state.again
+        served.clock.now += 2.0
+        served.roster.sweep()
+        async with served.client() as quick:
+            await join_sampler(quick, served.run, "quick")
+            (again,) = (await quick.admit(1, V0, 0.0)).permits
+            assert (again.group_id, again.attempt) == (permit.group_id, 2)
+        await slow.append(lambda sequence: frame_of(slow.member, sequence, [permit], V0))
+        assert sorted(served.reservoir.state.buffered) == [permit.group_id], "the first to deliver counts"
+
+
+async def test_a_refund_of_what_cannot_have_been_produced_is_refused(serve: Serve) -> None:
+    async with serve() as served, served.client() as learner, served.client() as sampler:
+        await join_learner(learner, served.run)
+        await join_sampler(sampler, served.run)
+        (permit,) = (await sampler.admit(1, V0, 0.0)).permits
+        for trajectories, version in ((99, V0), (1, Version(7, 7))):
+            refund = experience_pb2.Refund(
+                group_id=permit.group_id, attempt=1, reason="x", trajectories=trajectories, oldest=version.to_proto()
+            )
+            with pytest.raises(Refused, match="expected at most 2, published"):
+                await sampler.refund([refund])
+        assert served.reservoir.state.permits
+
+
 async def test_refunds(serve: Serve) -> None:
     async with serve() as served, served.client() as learner, served.client() as sampler:
         await join_learner(learner, served.run)

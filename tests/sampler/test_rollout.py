@@ -11,6 +11,7 @@ import pytest
 
 from examples.tiny_model import character_tokenizer
 from forebay.buffer.client import Lease
+from forebay.buffer.conservation import imbalances, ledger_response
 from forebay.buffer.server import BufferServer
 from forebay.config.models import RunFile
 from forebay.sampler import rollout as rollout_module
@@ -18,6 +19,7 @@ from forebay.sampler.activity import Activity
 from forebay.sampler.beside import end
 from forebay.sampler.errors import EngineDied, GenerationFailed
 from forebay.sampler.evaluate import Examiner
+from forebay.sampler.filters import why_filtered
 from forebay.sampler.generation import Generation
 from forebay.sampler.judge import Judge
 from forebay.sampler.orders import Orders
@@ -139,6 +141,7 @@ def _rollout(bench: Bench, client: Any, receiver: WeightReceiver, pool: RewardPo
         bench.orders,
         slots=run.sampler.concurrent_groups,
         group_timeout_s=run.sampler.group_timeout_s,
+        why_filtered=lambda group: why_filtered(group, run.learner),
     )
 
 
@@ -187,6 +190,14 @@ async def test_failed_generation_is_dropped_with_a_reason_never_reward_0(bench: 
     assert 1 not in {trajectory.group_id for trajectory in batch}
     assert made.ledger["refunded:generation_failed"] == 1
     assert made.activity.dropped_groups == 1
+
+
+async def test_groups_without_a_difference_in_reward_are_replaced_and_counted(bench: Start) -> None:
+    made, _ = await bench(learner__drop_zero_variance=True)
+    await soon(lambda: made.ledger.get("dropped:zero_variance", 0) >= 2)
+    assert made.ledger["produced"] == made.ledger["dropped:zero_variance"] + made.ledger.get("buffered", 0)
+    assert made.server.reservoirs[0].state.given_back >= 2, "their capacity goes to others"
+    assert not imbalances(ledger_response(made.server.reservoirs[0].state))
 
 
 async def test_hanging_reward_is_killed_tried_again_and_counted(bench: Start, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.buffer import admission
+from forebay.buffer.errors import CallRefused
 from forebay.buffer.evals import Assignment
 from forebay.buffer.ledger import MemberKey, MemberRecord, State
 from forebay.buffer.reservoir import Reservoir
@@ -69,6 +70,8 @@ class Intake:
     def refund(self, request: experience_pb2.RefundRequest) -> None:
         """Take back what will not be produced; what is not outstanding under that attempt was settled before."""
         self._reservoir.speaker(request.member, common_pb2.ROLE_SAMPLER)
+        for refund in request.refunds:
+            self._check_refund(refund)
         current = {refund.group_id: refund for refund in request.refunds if self._is_current(refund)}
         if current:
             refunded = journal_pb2.Refunded(member=request.member, refunds=current.values())
@@ -96,6 +99,7 @@ class Intake:
         if permits:
             granted = journal_pb2.Granted(member=request.member, permits=permits, request=request.request)
             reservoir.record(journal_pb2.Event(granted=granted))
+            reservoir.granted_at.update(dict.fromkeys((permit.group_id for permit in permits), reservoir.clock()))
         return permits
 
     def _is_to_evaluate(self, key: MemberKey, request: experience_pb2.AdmitRequest) -> bool:
@@ -114,6 +118,15 @@ class Intake:
     def _is_current(self, refund: experience_pb2.Refund) -> bool:
         permit = self._reservoir.state.permits.get(refund.group_id)
         return permit is not None and permit.attempt == refund.attempt
+
+    def _check_refund(self, refund: experience_pb2.Refund) -> None:
+        """What is said of a filtered group goes into the ledger. Raises CallRefused."""
+        known = Version.from_proto(refund.oldest) in self._reservoir.state.published
+        if refund.trajectories and not (known and refund.trajectories <= self._reservoir.rules.group_size):
+            raise CallRefused(
+                f"group {refund.group_id} is refunded with {refund.trajectories} trajectories of version "
+                f"{Version.from_proto(refund.oldest)}: expected at most {self._reservoir.rules.group_size}, published"
+            )
 
     def _store(self, frame: Received) -> Answer:
         superseded = [group.group_id for group in frame.header.groups if self._reservoir.state.is_done(group.group_id)]

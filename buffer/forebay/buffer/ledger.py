@@ -277,10 +277,20 @@ class State:
             self.permits.pop(refund.group_id)
             if refund.again:
                 self.again[refund.group_id] = refund.attempt
+            elif refund.trajectories:
+                self._filtered(fleet, refund)
             else:
                 key = (fleet, refund.reason)
                 self.refunds[key] = self.refunds.get(key, 0) + 1
                 self.given_back += 1
+
+    def _filtered(self, fleet: str, refund: experience_pb2.Refund) -> None:
+        """A group that was produced and is not worth training."""
+        counts = Counts(1, refund.trajectories, refund.tokens)
+        tally = self.tallies.setdefault((fleet, Version.from_proto(refund.oldest)), Tally())
+        tally.produced += counts
+        tally.dropped[refund.reason] = tally.dropped.get(refund.reason, Counts()) + counts
+        self.given_back += 1
 
     # --- experience in
 

@@ -57,6 +57,7 @@ class Reservoir:
         state.buffered.order_by(order_of(self.rules))
         self.members = Members(run.buffer.member_timeout_s, clock)
         kept = run.buffer
+        self.granted_at = dict.fromkeys(state.permits, clock())  #: group id → when; from the restart on, at the latest
         self.retention = Retention(int(kept.retain_gb * 1e9), kept.retain_hours * 3600, clock)
         self.evals = EvalDesk(is_live=self.members.is_live)
         self.permits_changed, self.groups_changed, self.versions_changed = Signal(), Signal(), Signal()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from forebay.buffer import admission
 from forebay.buffer.errors import RunDiffers
 from forebay.buffer.ledger import MemberKey, member_key
 from forebay.buffer.members import Liveness
 from forebay.buffer.reservoir import Reservoir
 from forebay.config.identity import differences
-from forebay.wire.v1 import common_pb2, control_pb2, journal_pb2
+from forebay.wire.v1 import common_pb2, control_pb2, experience_pb2, journal_pb2
 from forebay.wire.version import Version
+
+log = logging.getLogger(__name__)
 
 
 class Roster:
@@ -51,7 +55,24 @@ class Roster:
 
     def sweep(self) -> list[str]:
         """Take the permits of lost members back; ids of those that held some."""
+        self._expire_overdue()
         return [key[1] for key in self._reservoir.members.sweep() if self._expire(key)]
+
+    def _expire_overdue(self) -> None:
+        """Permits that a live sampler holds for too long are granted to others; should it deliver, the first counts."""
+        state, granted_at = self._reservoir.state, self._reservoir.granted_at
+        for settled in granted_at.keys() - state.permits.keys():
+            del granted_at[settled]
+        due = self._reservoir.clock() - self._reservoir.run.buffer.permit_timeout_s
+        overdue = [
+            experience_pb2.Permit(group_id=group_id, attempt=state.permits[group_id].attempt)
+            for group_id, granted in granted_at.items()
+            if granted < due
+        ]
+        if overdue:
+            log.warning("groups %s are overdue: granted to other samplers", [permit.group_id for permit in overdue])
+            self._reservoir.record(journal_pb2.Event(expired=journal_pb2.Expired(permits=overdue)))
+            self._reservoir.permits_changed.notify()
 
     def _expire(self, key: MemberKey, before: int | None = None) -> bool:
         permits = admission.held_by(self._reservoir.state, key, before)

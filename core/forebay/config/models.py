@@ -176,6 +176,12 @@ class LearnerSection(Section):
     stale: Literal["drop", "keep"] = Field(
         default="drop", description="what becomes of groups beyond max_staleness when a batch is composed"
     )
+    drop_zero_variance: bool = Field(
+        default=False, description="groups whose rewards are all equal are replaced by others (dynamic sampling)"
+    )
+    drop_overlong: bool = Field(
+        default=False, description="groups of which no member ended within max_new_tokens are replaced by others"
+    )
     selector: Literal["oldest", "fifo", "freshest", "priority", "uniform"] = Field(
         default="oldest", description="which of the buffered groups a batch takes"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from forebay.buffer.client import BufferClient, FrameRefused
@@ -47,10 +48,11 @@ class Rollout:
         *,
         slots: int,
         group_timeout_s: float,
+        why_filtered: Callable[[Sequence[Trajectory]], str] = lambda group: "",
     ) -> None:
         self._client, self._receiver, self._producer, self._shipper = client, receiver, producer, shipper
         self._examiner, self._activity, self._orders = examiner, activity, orders
-        self._slots, self._group_timeout_s = slots, group_timeout_s
+        self._slots, self._group_timeout_s, self._why_filtered = slots, group_timeout_s, why_filtered
         self._groups: dict[asyncio.Task[None], experience_pb2.Permit] = {}  #: generating, scoring or on their way
         self._moved = asyncio.Event()  #: a group was generated, or ended
         self._failed = asyncio.Event()  #: a group ended with what concerns more than itself
@@ -131,6 +133,9 @@ class Rollout:
             return await self._drop(permit, "generation_failed", str(error))
         except RewardFailed as error:
             return await self._drop(permit, "reward_failed", str(error))
+        reason = self._why_filtered(group)
+        if reason:
+            return await self._client.refund([_filtered(permit, group, reason)])
         try:
             await self._shipper.ship(permit, group)
         except (FrameRefused, FrameError) as error:
@@ -193,6 +198,14 @@ class Rollout:
         for group in list(self._groups):
             if group.done():
                 group.result()
+
+
+def _filtered(permit: experience_pb2.Permit, group: Sequence[Trajectory], reason: str) -> experience_pb2.Refund:
+    """A refund that lets the ledger count what was produced for nothing."""
+    refund = _refund(permit, reason, again=False)
+    refund.trajectories, refund.tokens = len(group), sum(len(member.tokens) for member in group)
+    refund.oldest.CopyFrom(min(member.oldest for member in group).to_proto())
+    return refund
 
 
 def _refund(permit: experience_pb2.Permit, reason: str, *, again: bool) -> experience_pb2.Refund:

@@ -20,6 +20,7 @@ from forebay.sampler.beside import beside
 from forebay.sampler.engine import Engine
 from forebay.sampler.engine_settings import quiet_resource_tracker
 from forebay.sampler.evaluate import Examiner
+from forebay.sampler.filters import why_filtered
 from forebay.sampler.heartbeat import beat
 from forebay.sampler.judge import Judge
 from forebay.sampler.orders import Orders
@@ -135,6 +136,7 @@ class _Session:
             self.orders,
             slots=run.sampler.concurrent_groups,
             group_timeout_s=run.sampler.group_timeout_s,
+            why_filtered=lambda group: why_filtered(group, run.learner),
         )
 
     async def leave(self) -> None:
