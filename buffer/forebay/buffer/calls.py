@@ -29,6 +29,7 @@ _SHARED_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.http2.bdp_probe", 1),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of a probe's ping, behind which keepalive's waits: 60 s unless set
 ]
 SERVER_OPTIONS = [
     *_SHARED_OPTIONS,
@@ -41,7 +42,7 @@ SERVER_OPTIONS = [
 ]
 CLIENT_OPTIONS = [
     *_SHARED_OPTIONS,
-    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_time_ms", 15_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
