@@ -62,6 +62,11 @@ class World:
         return self._reservoir
 
     @property
+    def disk(self) -> MachineDisk:
+        assert self._disk is not None
+        return self._disk
+
+    @property
     def journal(self) -> Path:
         return self.run.run.home / "buffer" / "journal"
 
@@ -80,8 +85,7 @@ class World:
                 answer = await attempt()
                 if not self.died:
                     return answer
-            assert self._disk is not None
-            assert self._disk.dead, "the buffer gave up although its machine works"
+            assert self.disk.dead, "the buffer gave up although its machine works"
 
     async def durably(self, act: Callable[[], A]) -> A:
         """Do it in the buffer, and wait until it is safe, as every service method does."""
@@ -107,8 +111,7 @@ class World:
             return
 
         async def attempt() -> None:
-            assert self._disk is not None
-            snapshots.make(folder, sealed, retain_bytes=0, disk=self._disk)
+            snapshots.make(folder, sealed, retain_bytes=0, disk=self.disk)
             kept = snapshots.numbers(folder)
             if drop and len(kept) == snapshots.KEPT:
                 await asyncio.to_thread(self._drop, kept[0] + 1)
