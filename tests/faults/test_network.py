@@ -94,46 +94,54 @@ async def test_zombies_are_fenced(serve: Serve) -> None:
 
 async def test_a_partition(serve: Serve) -> None:
     """Row 23: the outbox fills to its bound, then appends wait; after the line is mended nothing is lost or doubled."""
-    async with serve(steps=40, max_staleness=40) as served, served.client() as learner:
-        async with proxied(served.server.port) as proxy, client_of(proxy, max_outbox_bytes=5000) as sampler:
-            await join_learner(learner, served.run)
-            await join_sampler(sampler, served.run)
-            permits = list((await sampler.admit(60, V0, 0.0)).permits)
-            await asyncio.gather(*appending(sampler, permits[:5]))
-            proxy.cut()
-            waiting = appending(sampler, permits[5:], 400)
-            outbox: Any = sampler._outbox
-            await until(lambda: outbox._bytes >= 5000)
-            await until(lambda: proxy.line.connections >= 3)
-            assert outbox._bytes < 5000 + 600
-            assert not any(task.done() for task in waiting)
-            proxy.mend()
-            await asyncio.gather(*waiting)
-            arrived_once(served, 60)
+    async with (
+        serve(steps=40, max_staleness=40) as served,
+        served.client() as learner,
+        proxied(served.server.port) as proxy,
+        client_of(proxy, max_outbox_bytes=5000) as sampler,
+    ):
+        await join_learner(learner, served.run)
+        await join_sampler(sampler, served.run)
+        permits = list((await sampler.admit(60, V0, 0.0)).permits)
+        await asyncio.gather(*appending(sampler, permits[:5]))
+        proxy.cut()
+        waiting = appending(sampler, permits[5:], 400)
+        outbox: Any = sampler._outbox
+        await until(lambda: outbox._bytes >= 5000)
+        await until(lambda: proxy.line.connections >= 3)
+        assert outbox._bytes < 5000 + 600
+        assert not any(task.done() for task in waiting)
+        proxy.mend()
+        await asyncio.gather(*waiting)
+        arrived_once(served, 60)
 
 
 @pytest.mark.parametrize("keepalive_ms", [300])
 async def test_answers_are_lost(serve: Serve, keepalive_ms: int) -> None:
     """Rows 22, 24, 30: requests arrive, answers do not; keepalive notices, and what is said again counts once."""
-    async with serve(steps=40, max_staleness=40) as served, proxied(served.server.port) as proxy:
-        async with impatient(proxy, keepalive_ms) as learner, impatient(proxy, keepalive_ms) as sampler:
-            await join_learner(learner, served.run)
-            await join_sampler(sampler, served.run)
-            permits = list((await sampler.admit(20, V0, 0.0)).permits)
-            await asyncio.gather(*appending(sampler, permits[:4]))
-            assert isinstance(await learner.lease(1, 5.0), Lease)
-            proxy.stall(up=False)
-            appends = appending(sampler, permits[4:])
-            committing = asyncio.create_task(learner.commit(1, 1, {}))
-            await until(lambda: len(served.reservoir.state.groups) == 20 and served.reservoir.state.committed == 1)
-            assert not committing.done()
-            connections = proxy.line.connections
-            await until(lambda: proxy.line.connections > connections)
-            proxy.mend()
-            await asyncio.gather(committing, *appends)
-            arrived_once(served, 20)
-            assert served.reservoir.state.committed == 1
-            assert imbalances(await learner.ledger()) == []
+    async with (
+        serve(steps=40, max_staleness=40) as served,
+        proxied(served.server.port) as proxy,
+        impatient(proxy, keepalive_ms) as learner,
+        impatient(proxy, keepalive_ms) as sampler,
+    ):
+        await join_learner(learner, served.run)
+        await join_sampler(sampler, served.run)
+        permits = list((await sampler.admit(20, V0, 0.0)).permits)
+        await asyncio.gather(*appending(sampler, permits[:4]))
+        assert isinstance(await learner.lease(1, 5.0), Lease)
+        proxy.stall(up=False)
+        appends = appending(sampler, permits[4:])
+        committing = asyncio.create_task(learner.commit(1, 1, {}))
+        await until(lambda: len(served.reservoir.state.groups) == 20 and served.reservoir.state.committed == 1)
+        assert not committing.done()
+        connections = proxy.line.connections
+        await until(lambda: proxy.line.connections > connections)
+        proxy.mend()
+        await asyncio.gather(committing, *appends)
+        arrived_once(served, 20)
+        assert served.reservoir.state.committed == 1
+        assert imbalances(await learner.ledger()) == []
 
 
 def test_a_half_open_line_is_noticed_within_30_s() -> None:
@@ -146,31 +154,39 @@ def test_a_half_open_line_is_noticed_within_30_s() -> None:
 
 async def test_a_half_open_line(serve: Serve) -> None:
     """Row 22: nothing passes and nobody says so: keepalive finds out, and the stream goes on over a new connection."""
-    async with serve(steps=40, max_staleness=40) as served, served.client() as learner:
-        async with proxied(served.server.port) as proxy, impatient(proxy, 300) as sampler:
-            await join_learner(learner, served.run)
-            await join_sampler(sampler, served.run)
-            permits = list((await sampler.admit(20, V0, 0.0)).permits)
-            await asyncio.gather(*appending(sampler, permits[:4]))
-            proxy.stall()
-            appends = appending(sampler, permits[4:])
-            connections, began = proxy.line.connections, time.monotonic()
-            await until(lambda: proxy.line.connections > connections)
-            assert time.monotonic() - began < 5
-            proxy.mend()
-            await asyncio.gather(*appends)
-            arrived_once(served, 20)
+    async with (
+        serve(steps=40, max_staleness=40) as served,
+        served.client() as learner,
+        proxied(served.server.port) as proxy,
+        impatient(proxy, 300) as sampler,
+    ):
+        await join_learner(learner, served.run)
+        await join_sampler(sampler, served.run)
+        permits = list((await sampler.admit(20, V0, 0.0)).permits)
+        await asyncio.gather(*appending(sampler, permits[:4]))
+        proxy.stall()
+        appends = appending(sampler, permits[4:])
+        connections, began = proxy.line.connections, time.monotonic()
+        await until(lambda: proxy.line.connections > connections)
+        assert time.monotonic() - began < 5
+        proxy.mend()
+        await asyncio.gather(*appends)
+        arrived_once(served, 20)
 
 
 async def test_pings_every_second_cause_no_storm(serve: Serve) -> None:
     """Row 26: a client that pings far too often is told off a few times at most, and loses nothing."""
-    async with serve(steps=40, max_staleness=40) as served, served.client() as learner:
-        async with proxied(served.server.port) as proxy, impatient(proxy, 100) as sampler:
-            await join_learner(learner, served.run)
-            await join_sampler(sampler, served.run)
-            permits = list((await sampler.admit(80, V0, 0.0)).permits)[:20]
-            for permit in permits:
-                await asyncio.gather(*appending(sampler, [permit]))
-                await sampler.admit(1, V0, 0.1)  # a long poll, in which only pings travel
-            arrived_once(served, 20)
-            assert proxy.line.connections <= 6
+    async with (
+        serve(steps=40, max_staleness=40) as served,
+        served.client() as learner,
+        proxied(served.server.port) as proxy,
+        impatient(proxy, 100) as sampler,
+    ):
+        await join_learner(learner, served.run)
+        await join_sampler(sampler, served.run)
+        permits = list((await sampler.admit(80, V0, 0.0)).permits)[:20]
+        for permit in permits:
+            await asyncio.gather(*appending(sampler, [permit]))
+            await sampler.admit(1, V0, 0.1)  # a long poll, in which only pings travel
+        arrived_once(served, 20)
+        assert proxy.line.connections <= 6
