@@ -100,7 +100,7 @@ class BufferMachine(RuleBasedStateMachine):
         if batch is None or first is None:
             assert step not in self.batches
             return
-        if batch.tries == 1 and batch.attempt == 1 + again:
+        if batch.tries == 1 and batch.attempt == 1:
             self.batches[step] = batch.group_ids  # composed now: maybe in place of one that learners died of
         known = self.batches[step]
         assert batch.group_ids == first.group_ids == known

@@ -165,7 +165,7 @@ async def test_a_needed_payload_of_zeros(serve: Serve) -> None:
     segment_path(folder, 1).write_bytes(content)
     whole, _, problems = check(home)
     assert not whole
-    assert f"[{live.lsn}] are zeros, but still needed" in problems[0]
+    assert f"(LSN {live.lsn}) is damaged, but still needed" in problems[0]
 
 
 @pytest.mark.parametrize("honest", [True, False])

@@ -151,6 +151,8 @@ class Outlet:
 
     def _record(self, request: experience_pb2.LeaseRequest, known: Batch | None, group_ids: tuple[int, ...]) -> Batch:
         state, rules = self._reservoir.state, self._reservoir.rules
+        if known is not None and known.incarnation == request.member.incarnation:
+            return known  # the same learner again, whose answer was lost: both answers must count
         leased = journal_pb2.Leased(
             member=request.member,
             step=request.step,

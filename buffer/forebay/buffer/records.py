@@ -16,7 +16,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import google_crc32c
@@ -211,7 +211,10 @@ class Scan:
             record = parse_record(data, offset, salt, payloads=self._payloads)
             if record is None or record.lsn != lsn:
                 self._stop_unless_torn(path, data, offset, salt, lsn, last=last)
-                break
+                record = parse_record(data, offset, salt, payloads=False)
+                if self.torn_bytes or record is None:
+                    break
+                record = replace(record, intact=False)
             position = Position(
                 lsn=lsn,
                 segment=number,
@@ -226,8 +229,15 @@ class Scan:
     def _stop_unless_torn(
         self, path: Path, data: SegmentData, offset: int, salt: bytes, lsn: int, *, last: bool
     ) -> None:
+        """Cut off a torn tail; raise for an acknowledged record, unless only its payload is not what it was.
+
+        A crash while a payload was given back leaves half of it: whoever folds knows whether it is still needed.
+        """
         vouched = max((record.durable_lsn for record in _records_after(data, offset, salt)), default=0)
         if not last or vouched >= lsn:
+            head = parse_record(data, offset, salt, payloads=False)
+            if head is not None and head.lsn == lsn:
+                return
             raise JournalDamaged(
                 f"{path}: the record at offset {offset} (LSN {lsn}) is damaged, but was acknowledged: "
                 "restore this file from a copy, or start a new run"

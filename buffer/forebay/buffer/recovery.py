@@ -9,7 +9,7 @@ from pathlib import Path
 from forebay.buffer import snapshots
 from forebay.buffer.errors import JournalDamaged
 from forebay.buffer.ledger import State
-from forebay.buffer.records import Position, Scan, Tail
+from forebay.buffer.records import Position, Scan, Tail, segment_path
 from forebay.buffer.state_snapshot import from_message
 
 log = logging.getLogger(__name__)
@@ -34,17 +34,19 @@ def recover(folder: Path, *, repair: bool) -> Recovery:
     """
     snapshot = snapshots.newest(folder)
     state = from_message(snapshot) if snapshot else State()
-    empty = set[int]()
+    gone = dict[int, Position]()
     scan = Scan(folder, repair=repair, after=snapshot)
     for record in scan:
         state.apply(record.event, record.position)
         if not record.intact:
-            empty.add(record.position.lsn)
-    lost = sorted(lsn for lsn in empty if lsn in state.frames)
-    if lost:
-        raise JournalDamaged(f"{folder}: the payloads of LSN {lost[:5]} are zeros, but still needed: restore a copy")
+            gone[record.position.lsn] = record.position
+    for lsn in sorted(gone.keys() & state.frames.keys()):
+        raise JournalDamaged(
+            f"{segment_path(folder, gone[lsn].segment)}: the payload of the record at offset {gone[lsn].offset} "
+            f"(LSN {lsn}) is damaged, but still needed: restore this file from a copy, or start a new run"
+        )
     if scan.torn_bytes and repair:
         log.warning("%s: cut off %d bytes that a crash left half written (never acknowledged)", folder, scan.torn_bytes)
-    released = [position for position in state.released if position.lsn not in empty]
+    released = [position for position in state.released if position.lsn not in gone]
     state.released = []
     return Recovery(state=state, tail=scan.tail, released=released)

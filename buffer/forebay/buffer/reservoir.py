@@ -195,7 +195,14 @@ class Reservoir:
 
     def _give_back(self, positions: list[Position]) -> None:
         if positions:
-            self._loop.run_in_executor(None, self.journal.release, positions)
+            self._loop.run_in_executor(None, _release, self.journal, positions)
+
+
+def _release(journal: Journal, positions: list[Position]) -> None:
+    try:
+        journal.release(positions)
+    except (JournalFailed, OSError) as error:
+        log.warning("payloads that nobody needs stay on the disk: %s", error)
 
 
 def open_reservoir(
