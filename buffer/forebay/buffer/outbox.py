@@ -189,7 +189,7 @@ class Outbox:
         try:
             while True:
                 answer = await call.read()
-                if answer is grpc.aio.EOF:
+                if answer is grpc.aio.EOF:  # pyright: ignore[reportAttributeAccessIssue]
                     return
                 self._link.reached()
                 if not await self._take(in_flight, answer):

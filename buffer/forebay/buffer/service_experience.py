@@ -22,12 +22,16 @@ def register(service: ExperienceService, server: Any) -> None:
     lease = grpc.unary_stream_rpc_method_handler(
         service.Lease,
         request_deserializer=experience_pb2.LeaseRequest.FromString,
-        response_serializer=lambda part: part if isinstance(part, bytes) else part.SerializeToString(),
+        response_serializer=_encoded,
     )
     handler = grpc.method_handlers_generic_handler(_NAME, {"Lease": lease})
     server.add_generic_rpc_handlers((handler,))  # of two handlers of a method the first one counts
     experience_pb2_grpc.add_ExperienceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     server.add_registered_method_handlers(_NAME, {"Lease": lease})
+
+
+def _encoded(part: experience_pb2.LeaseResponse | bytes) -> bytes:
+    return part if isinstance(part, bytes) else part.SerializeToString()
 
 
 class ExperienceService(experience_pb2_grpc.ExperienceServicer):
