@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise, repeat
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -122,10 +122,9 @@ def _check_group(group_id: int, members: Sequence[Trajectory], attempts: Mapping
     if group_id not in attempts:
         raise WireError(f"group {group_id} has no permit: its attempt is unknown")
     prompt = members[0].prompt_tokens
-    for member in members[1:]:
-        other = member.prompt_tokens
-        if other is not prompt and (len(other) != len(prompt) or other.tobytes() != prompt.tobytes()):
-            raise WireError(f"group {group_id} has members with different prompts")
+    others = [member.prompt_tokens for member in members if member.prompt_tokens is not prompt]
+    if others and {(len(other), other.tobytes()) for other in others} != {(len(prompt), prompt.tobytes())}:
+        raise WireError(f"group {group_id} has members with different prompts")
 
 
 def _per_token(members: Sequence[Trajectory]) -> dict[str, Any]:
@@ -187,14 +186,14 @@ def _integers(values: Iterable[int], dtype: type[np.unsignedinteger]) -> NDArray
 
 def scatter(flat: FlatGroups) -> list[Trajectory]:
     """The trajectories of checked groups. Their arrays are views of the flat ones; a group has one prompt array."""
-    prompts = cut(flat.prompts, flat.prompt_lengths)
+    own, prompts = pieces(flat.lengths), cut(flat.prompts, flat.prompt_lengths)
     columns: dict[str, Iterable[Any]] = {
         "group_id": np.repeat(flat.group_ids, flat.sizes).tolist(),
         "member": flat.members.tolist(),
         "prompt_tokens": [prompts[row] for row in np.repeat(np.arange(len(prompts)), flat.sizes).tolist()],
-        "tokens": cut(flat.tokens, flat.lengths),
-        "loss_mask": cut(flat.loss_mask, flat.lengths),
-        "logprobs": cut(flat.logprobs, flat.lengths),
+        "tokens": list(map(flat.tokens.__getitem__, own)),
+        "loss_mask": list(map(flat.loss_mask.__getitem__, own)),
+        "logprobs": list(map(flat.logprobs.__getitem__, own)),
         "spans": _span_tuples(flat),
         "reward_parts": _part_dicts(flat),
         **dict(zip(FLOATS, flat.floats.tolist(), strict=True)),
@@ -217,7 +216,7 @@ def _span_tuples(flat: FlatGroups) -> list[tuple[VersionSpan, ...]]:
     known: dict[tuple[int, int, int], VersionSpan] = {}
     numbers = (flat.span_starts.tolist(), flat.span_incarnations.tolist(), flat.span_steps.tolist())
     spans = [known.get(key) or known.setdefault(key, _span(*key)) for key in zip(*numbers, strict=True)]
-    return [tuple(own) for own in cut(spans, flat.span_counts)]
+    return list(map(tuple, cut(spans, flat.span_counts)))
 
 
 def _span(start: int, incarnation: int, step: int) -> VersionSpan:
@@ -226,7 +225,7 @@ def _span(start: int, incarnation: int, step: int) -> VersionSpan:
 
 def _part_dicts(flat: FlatGroups) -> list[dict[str, float]]:
     pairs = list(zip(flat.part_names, flat.part_values.tolist(), strict=True))
-    parts = [dict(own) for own in cut(pairs, flat.part_counts)]
+    parts = list(map(dict, cut(pairs, flat.part_counts)))
     if sum(map(len, parts)) != len(pairs):
         raise WireError("a reward part is named twice")
     return parts
@@ -234,4 +233,10 @@ def _part_dicts(flat: FlatGroups) -> list[dict[str, float]]:
 
 def cut(whole: Any, lengths: Counts) -> list[Any]:
     """`whole` in consecutive pieces of `lengths`, which sum to its own."""
-    return [whole[start:end] for start, end in pairwise([0, *np.cumsum(lengths).tolist()])]
+    return list(map(whole.__getitem__, pieces(lengths)))
+
+
+def pieces(lengths: Counts) -> list[slice]:
+    """Where the pieces of `lengths` lie that follow one another."""
+    ends = np.cumsum(lengths).tolist()
+    return list(map(slice, [0, *ends[:-1]], ends))

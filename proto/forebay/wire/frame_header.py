@@ -65,18 +65,20 @@ def origin_checksum(header: experience_pb2.FrameHeader, table: Table) -> int:
     return checksum(struct.pack(f"<{len(numbers)}Q", *numbers) + b"".join(texts) + table.astype("<u8").tobytes())
 
 
-def check_header(header: experience_pb2.FrameHeader, payload: bytes) -> None:
-    """Everything that can be told of a frame without opening it. Raises FrameError."""
+def check_header(header: experience_pb2.FrameHeader, payload: bytes) -> Table:
+    """Everything that can be told of a frame without opening it. The table of its groups. Raises FrameError."""
     _require(
         header.schema_version == SCHEMA_VERSION, f"schema version {header.schema_version}, expected {SCHEMA_VERSION}"
     )
     _require(header.codec in CODECS, f"codec {header.codec[:40]!r}, expected one of {', '.join(CODECS)}")
     for name in ("run", "sampler", "fleet", "region"):
         _require(len(getattr(header, name).encode()) <= MAX_NAME_BYTES, f"{name} longer than {MAX_NAME_BYTES} bytes")
-    _check_groups(table_of(header))
+    table = table_of(header)
+    _check_groups(table)
     check_sizes(len(payload), header.uncompressed_bytes)
     _require(header.payload_bytes == len(payload), f"payload of {len(payload)} bytes, {header.payload_bytes} declared")
     _require(header.payload_xxh3 == checksum(payload), "payload differs from its checksum")
+    return table
 
 
 def check_sizes(payload_bytes: int, uncompressed_bytes: int) -> None:

@@ -18,11 +18,12 @@ Codes = NDArray[np.int64]
 
 def encode(texts: Sequence[str]) -> tuple[Codes, list[str]]:
     """(codes [n], distinct texts in order of first appearance)."""
-    seen: dict[str, int] = {}
-    places = np.fromiter((seen.setdefault(text, len(seen)) for text in texts), np.int64, len(texts))
+    own = list(dict.fromkeys(texts))
+    place_of = {text: place for place, text in enumerate(own)}
+    places = np.array(list(map(place_of.__getitem__, texts)), np.int64)
     newest = np.maximum.accumulate(places)
     is_new = np.diff(newest, prepend=-1) > 0
-    return np.where(is_new, 0, 1 + newest - places), list(seen)
+    return np.where(is_new, 0, 1 + newest - places), own
 
 
 def distinct(codes: Codes) -> int:

@@ -19,7 +19,7 @@ _COMMON = 16  #: added to the width
 _OTHER = 255
 _MIN_TOKENS = 512  #: below it the list of common ids costs more than it saves
 _MAX_ID = 1 << 20  #: above it counting takes more memory than it is worth
-_TRIED = 8192  #: tokens that both forms are tried on
+_TRIED = 4096  #: tokens that both forms are tried on
 _TRIAL_LEVEL = 1
 _U4 = np.dtype("<u4")
 
