@@ -1,4 +1,4 @@
-"""Which groups are filtered out."""
+"""Which groups are filtered out, and which go first."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from forebay.config.models import LearnerSection
 from forebay.sampler.filters import why_filtered
+from forebay.sampler.shipper import priority_of
 from forebay.wire.trajectory import Trajectory, VersionSpan
 from forebay.wire.version import Version
 
@@ -41,3 +42,8 @@ def test_a_group_is_filtered_for_a_reason(
     names = {"s": "stop", "l": "length"}
     group = [member(n, reward, names[how]) for n, (reward, how) in enumerate(zip(rewards, finish, strict=True))]
     assert why_filtered(group, LearnerSection(**settings)) == reason
+
+
+def test_groups_whose_rewards_differ_most_go_first() -> None:
+    groups = [[member(n, reward, "stop") for n, reward in enumerate(rewards)] for rewards in ((1, 1), (0, 1), (0, 4))]
+    assert [priority_of(group) for group in groups] == [0.0, 0.5, 2.0]

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from forebay.buffer.client import BufferClient
 from forebay.config.models import RunFile
 from forebay.wire.errors import FrameError
@@ -90,7 +92,7 @@ class Shipper:
             self._open = None
 
     def _encode(self, parcels: Sequence[_Parcel], sequence: int) -> experience_pb2.Frame:
-        return encode_frame(
+        frame = encode_frame(
             [trajectory for parcel in parcels for trajectory in parcel.group],
             run=self._run.run.name,
             sampler=self._member.id,
@@ -100,6 +102,14 @@ class Shipper:
             sequence=sequence,
             attempts={parcel.permit.group_id: parcel.permit.attempt for parcel in parcels},
         )
+        for header, parcel in zip(frame.header.groups, parcels, strict=True):
+            header.priority = priority_of(parcel.group)
+        return frame
+
+
+def priority_of(group: Sequence[Trajectory]) -> float:
+    """What the priority selector goes by: how far apart the rewards are (their standard deviation)."""
+    return float(np.std([member.reward for member in group]))
 
 
 def _settle(parcel: _Parcel, error: Exception | None) -> None:
