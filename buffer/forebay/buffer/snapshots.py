@@ -10,8 +10,10 @@ one is passed over, because the segments of the older one are kept as well.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
 import os
+import signal
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +34,7 @@ _HEADER = struct.Struct("<8sQI")
 _MAGIC = b"FBSNAP\x00\x01"
 _MAX_BYTES = 4 << 30
 _LEVEL = 1
+_PR_SET_PDEATHSIG = 1
 _SUFFIX = ".snapshot"
 
 
@@ -110,6 +113,13 @@ def youngest(released: Sequence[Position], limit_bytes: int) -> list[Position]:
     return list(released[first:])
 
 
+def _end_with_parent() -> None:
+    """A buffer that was killed leaves no writer behind in a folder that another one will serve."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make one snapshot with what the machine has to spare."""
     parser = argparse.ArgumentParser()
@@ -117,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("segment", type=int)
     parser.add_argument("retain_bytes", type=int)
     given = parser.parse_args(arguments)
+    _end_with_parent()
     os.nice(15)
     make(given.folder, given.segment, retain_bytes=given.retain_bytes)
 
