@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from forebay.wire import arrow_message, storage
 from forebay.wire.experience import FrameError, check_frame, decode_frame
+from forebay.wire.frame_header import check_sizes
 from forebay.wire.storage import Columns
 from forebay.wire.trajectory import VersionSpan
 from forebay.wire.v1 import experience_pb2
@@ -183,6 +184,15 @@ def test_a_decompression_bomb_is_refused_within_10_ms_and_32_mb(tmp_path: Path) 
     grown_kib, taken_s = json.loads(done.stdout)
     assert grown_kib < 32 << 10
     assert max(taken_s) < 0.01, dict(zip(bombs, taken_s, strict=True))
+
+
+def test_a_small_payload_may_declare_little() -> None:
+    """4 MiB, or two hundred times its own size: a reader takes memory for what is declared."""
+    check_sizes(1000, 4 << 20)
+    check_sizes(1 << 20, 64 << 20)
+    for payload_bytes, declared in ((1000, (4 << 20) + 1), (1 << 15, 200 * (1 << 15) + 1), (1 << 20, (64 << 20) + 1)):
+        with pytest.raises(FrameError, match="expand"):
+            check_sizes(payload_bytes, declared)
 
 
 def _arrow_bomb() -> experience_pb2.Frame:

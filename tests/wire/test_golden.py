@@ -10,8 +10,10 @@ import struct
 
 import numpy as np
 import pytest
+import xxhash
 import zstandard
 
+from forebay.wire import sum_logs
 from forebay.wire.experience import decode_frame
 from forebay.wire.host_state import HostState
 from forebay.wire.logprobs import COMPACT_BOUND
@@ -48,6 +50,15 @@ def test_frames_are_still_written_as_version_1(name: str, codec: str) -> None:
         for field in ("payload_bytes", "payload_xxh3"):
             frame.header.ClearField(field)
     assert fresh.header == golden.header
+
+
+def test_logs_of_sums_are_the_same_bits_for_ever() -> None:
+    """Exact frames name a sum and not its logarithm: another last bit here is another log-probability there."""
+    sums = np.arange(sum_logs.STEPS, dtype=np.int32)
+    logs = sum_logs.log_of(sums)
+    nearest = np.log1p(sums / sum_logs.STEPS).astype(np.float32)
+    assert np.abs(logs.view(np.int32) - nearest.view(np.int32)).max() <= 1
+    assert xxhash.xxh3_64_intdigest(logs.astype("<f4").tobytes()) == 0x533542B05662BA34
 
 
 def test_golden_weights_apply() -> None:
