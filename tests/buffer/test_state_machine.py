@@ -98,7 +98,8 @@ class BufferMachine(RuleBasedStateMachine):
         first = self.outlet.lease(request)
         batch = self.outlet.lease(request) if again else first
         if batch is None or first is None:
-            assert step not in self.batches
+            assert step not in self.reservoir.state.batches, "learner after learner died of it, or there never was one"
+            self.batches.pop(step, None)
             return
         if batch.tries == 1 and batch.attempt == 1:
             self.batches[step] = batch.group_ids  # composed now: maybe in place of one that learners died of

@@ -12,17 +12,21 @@ from types import ModuleType
 
 import torch
 
+#: The process that set up a group of its own, in its environment and its children's.
+_ALONE = "FOREBAY_ALONE_PID"
+
 
 def start_deepspeed() -> ModuleType:
     """Import DeepSpeed, quietly, and join the process group; on its own, this process is a group of one.
 
     Under torchrun or DeepSpeed's launcher the environment already names the group.
     """
-    on_gpu = torch.cuda.is_available()
+    on_gpu, me = torch.cuda.is_available(), str(os.getpid())
     if not on_gpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    if "RANK" not in os.environ:
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    if "RANK" not in os.environ or os.environ.get(_ALONE, me) != me:
+        # What a lone learner has set is nothing to its children: they would all want its port.
+        os.environ.update({_ALONE: me}, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
     with silence(), _mute_children():
         import deepspeed
