@@ -12,7 +12,9 @@ import pytest
 from forebay.buffer.append_stream import MAX_CREDIT_BYTES, MIN_CREDIT_BYTES
 from forebay.buffer.client import BufferClient
 from forebay.buffer.disk import Disk
-from forebay.wire.v1 import experience_pb2, experience_pb2_grpc
+from forebay.buffer.intake import Received
+from forebay.wire.experience import MAX_FRAME_BYTES
+from forebay.wire.v1 import common_pb2, experience_pb2, experience_pb2_grpc
 from forebay.wire.version import Version
 from tests.buffer.conftest import Serve
 from tests.buffer.support import UnsyncedDisk, frame_of, join_learner, join_sampler
@@ -86,6 +88,16 @@ async def test_an_answer_never_stands_for_a_refused_frame(serve: Serve) -> None:
         outcomes = [Response.STORED, Response.REFUSED, Response.STORED]
         assert [(answer.outcome, answer.sequence) for answer in answers] == list(zip(outcomes, range(3), strict=True))
         call.cancel()
+
+
+def test_a_frame_is_too_large_with_its_header_too() -> None:
+    """A payload just below the cap, and a header that takes the whole frame above it."""
+    member = common_pb2.Member(id="s0", incarnation=1, run="test")
+    permits = [experience_pb2.Permit(group_id=number, attempt=1) for number in range(1000)]
+    frame = frame_of(member, 1, permits, V0, filler=MAX_FRAME_BYTES - 1000)
+    assert len(frame.payload) < MAX_FRAME_BYTES < frame.ByteSize()
+    assert "at most" in Received.of(frame).damage
+    assert Received.of(frame_of(member, 1, permits, V0)).damage == ""
 
 
 @pytest.mark.parametrize(

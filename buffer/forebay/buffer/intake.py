@@ -11,7 +11,7 @@ from forebay.buffer.evals import Assignment
 from forebay.buffer.ledger import MemberKey, MemberRecord, State
 from forebay.buffer.reservoir import Reservoir
 from forebay.wire.experience import FrameError
-from forebay.wire.frame_header import check_header
+from forebay.wire.frame_header import check_whole
 from forebay.wire.v1 import common_pb2, experience_pb2, journal_pb2
 from forebay.wire.version import Version
 
@@ -33,7 +33,7 @@ class Received:
         """Look at a frame without opening its payload."""
         payload = frame.payload
         try:
-            check_header(frame.header, payload)
+            check_whole(frame, payload)
         except FrameError as error:
             return cls(frame.header, payload, str(error) or type(error).__name__)
         return cls(frame.header, payload, "")
@@ -99,7 +99,7 @@ class Intake:
         if permits:
             granted = journal_pb2.Granted(member=request.member, permits=permits, request=request.request)
             reservoir.record(journal_pb2.Event(granted=granted))
-            reservoir.granted_at.update(dict.fromkeys((permit.group_id for permit in permits), reservoir.clock()))
+            reservoir.permits_granted(permit.group_id for permit in permits)
         return permits
 
     def _is_to_evaluate(self, key: MemberKey, request: experience_pb2.AdmitRequest) -> bool:

@@ -112,7 +112,9 @@ def parse_segment_header(data: SegmentData) -> tuple[int, bytes] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Record:
+class Record:
+    """A whole record as it lies in a segment. `intact` is False when its payload was released."""
+
     lsn: int
     durable_lsn: int
     event: bytes
@@ -120,8 +122,13 @@ class _Record:
     payload_bytes: int
     intact: bool = True
 
+    @property
+    def size_bytes(self) -> int:
+        """All that it takes."""
+        return RECORD_HEADER.size + len(self.event) + self.payload_bytes
 
-def parse_record(data: SegmentData, offset: int, salt: bytes, *, payloads: bool = True) -> _Record | None:
+
+def parse_record(data: SegmentData, offset: int, salt: bytes, *, payloads: bool = True) -> Record | None:
     """The record at `offset` of `data` with its checksums verified, or None when there is no whole one.
 
     Without `payloads` the payload is not looked at: it counts as intact and comes back empty.
@@ -137,12 +144,12 @@ def parse_record(data: SegmentData, offset: int, salt: bytes, *, payloads: bool 
     if crc != _crc(salt, data[offset : start - 4], event):
         return None
     if not payloads:
-        return _Record(lsn=lsn, durable_lsn=durable_lsn, event=event, payload=b"", payload_bytes=payload_bytes)
+        return Record(lsn=lsn, durable_lsn=durable_lsn, event=event, payload=b"", payload_bytes=payload_bytes)
     payload = data[start + event_bytes : end]
     intact = payload_crc == _crc(salt, payload)
     if not intact and payload.strip(b"\0"):
         return None
-    return _Record(
+    return Record(
         lsn=lsn, durable_lsn=durable_lsn, event=event, payload=payload, payload_bytes=payload_bytes, intact=intact
     )
 
@@ -233,7 +240,7 @@ class Scan:
 
         A crash while a payload was given back leaves half of it: whoever folds knows whether it is still needed.
         """
-        vouched = max((record.durable_lsn for record in _records_after(data, offset, salt)), default=0)
+        vouched = max((record.durable_lsn for _, record in records_from(data, offset + 1, salt)), default=0)
         if not last or vouched >= lsn:
             head = parse_record(data, offset, salt, payloads=False)
             if head is not None and head.lsn == lsn:
@@ -250,14 +257,14 @@ class Scan:
             os.truncate(path, offset)
 
 
-def _records_after(data: SegmentData, offset: int, salt: bytes) -> Iterator[_Record]:
-    """Every whole record behind the unreadable one at `offset`."""
-    at = data.find(_RECORD_MAGIC, offset + 1)
+def records_from(data: SegmentData, offset: int, salt: bytes) -> Iterator[tuple[int, Record]]:
+    """Every whole record from `offset` on, wherever it lies, with its own offset."""
+    at = data.find(_RECORD_MAGIC, offset)
     while at >= 0:
         record = parse_record(data, at, salt)
         if record is not None:
-            yield record
-        at = data.find(_RECORD_MAGIC, at + 1)
+            yield at, record
+        at = data.find(_RECORD_MAGIC, at + (record.size_bytes if record is not None else 1))
 
 
 def _crc(salt: bytes, *parts: bytes) -> int:

@@ -7,10 +7,11 @@ depends on it is given only after `durable()`, so nobody is told what a crash co
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from forebay.buffer.admission import last_step
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 #: Room that appends leave on the disk for the small records that must still get through.
 RESERVE_BYTES = 64 << 20
+#: Times of settled permits that are kept before they are cleared away.
+_SETTLED_KEPT = 4096
 
 
 class Reservoir:
@@ -57,7 +60,7 @@ class Reservoir:
         state.buffered.order_by(order_of(self.rules))
         self.members = Members(run.buffer.member_timeout_s, clock)
         kept = run.buffer
-        self.granted_at = dict.fromkeys(state.permits, clock())  #: group id → when; from the restart on, at the latest
+        self._granted_at = dict.fromkeys(state.permits, clock())  # the earliest first; after a restart all as of now
         self.retention = Retention(int(kept.retain_gb * 1e9), kept.retain_hours * 3600, clock)
         self.evals = EvalDesk(is_live=self.members.is_live)
         self.permits_changed, self.groups_changed, self.versions_changed = Signal(), Signal(), Signal()
@@ -79,13 +82,7 @@ class Reservoir:
     def record(self, event: journal_pb2.Event, payload: bytes = b"") -> Position:
         """Journal an event and apply it. Raises JournalFailed."""
         event.at_unix_s = self.wall()
-        try:
-            position = self.journal.append(event, payload, self.state.apply)
-        except JournalFailed:
-            raise
-        except Exception as error:
-            self._fail(JournalFailed(f"an event could not follow from the state, a bug: {error!r}; restart the buffer"))
-            raise
+        position = self.journal.append(event, payload, self.state.apply)
         self._release()
         return position
 
@@ -184,6 +181,23 @@ class Reservoir:
             self.failure.set_result(error)
         self.progress.fail(error)
 
+    def permits_granted(self, group_ids: Iterable[int]) -> None:
+        """From now on these may become overdue."""
+        now = self.clock()
+        for group_id in group_ids:
+            self._granted_at.pop(group_id, None)
+            self._granted_at[group_id] = now
+
+    def overdue_permits(self) -> list[int]:
+        """Groups whose permits are outstanding for longer than they may be; each is told once."""
+        if len(self._granted_at) > 2 * len(self.state.permits) + _SETTLED_KEPT:
+            self._granted_at = {group: at for group, at in self._granted_at.items() if group in self.state.permits}
+        due = self.clock() - self.run.buffer.permit_timeout_s
+        passed = list(itertools.takewhile(lambda group: self._granted_at[group] < due, self._granted_at))
+        for group_id in passed:
+            del self._granted_at[group_id]
+        return [group_id for group_id in passed if group_id in self.state.permits]
+
     def housekeep(self) -> None:
         """What is due with time: payloads that were kept long enough."""
         self._give_back(self.retention.due(make_room=False))
@@ -218,12 +232,7 @@ def open_reservoir(
     Raises JournalDamaged, and UsageError when the folder belongs to a run with other settings.
     """
     disk = disk or Disk()
-    journal_folder, weights_folder = run.run.home / "buffer" / "journal", run.run.home / "buffer" / "weights"
-    for folder in (journal_folder, weights_folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        disk.sync_parents(folder, levels=3)  # up to the one that holds the run folder
-    for unfinished in journal_folder.glob("*.tmp"):
-        unfinished.unlink()
+    journal_folder, weights_folder = _folders(run, disk)
     found = recover(journal_folder, repair=True)
     state = found.state
     _check_same_run(run, state)
@@ -247,6 +256,17 @@ def open_reservoir(
     if not state.run_json:
         reservoir.record(journal_pb2.Event(run_opened=journal_pb2.RunOpened(run_json=run_json(run))))
     return reservoir
+
+
+def _folders(run: RunFile, disk: Disk) -> tuple[Path, Path]:
+    """Where the journal and the weights are, made if needed, without what a crash left unfinished."""
+    journal_folder, weights_folder = run.run.home / "buffer" / "journal", run.run.home / "buffer" / "weights"
+    for folder in (journal_folder, weights_folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        disk.sync_parents(folder, levels=3)  # up to the one that holds the run folder
+    for unfinished in journal_folder.glob("*.tmp"):
+        unfinished.unlink()
+    return journal_folder, weights_folder
 
 
 def _settle(disk: Disk, journal_folder: Path, tail: Tail) -> None:

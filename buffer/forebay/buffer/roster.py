@@ -60,14 +60,10 @@ class Roster:
 
     def _expire_overdue(self) -> None:
         """Permits that a live sampler holds for too long are granted to others; should it deliver, the first counts."""
-        state, granted_at = self._reservoir.state, self._reservoir.granted_at
-        for settled in granted_at.keys() - state.permits.keys():
-            del granted_at[settled]
-        due = self._reservoir.clock() - self._reservoir.run.buffer.permit_timeout_s
+        permits = self._reservoir.state.permits
         overdue = [
-            experience_pb2.Permit(group_id=group_id, attempt=state.permits[group_id].attempt)
-            for group_id, granted in granted_at.items()
-            if granted < due
+            experience_pb2.Permit(group_id=group_id, attempt=permits[group_id].attempt)
+            for group_id in self._reservoir.overdue_permits()
         ]
         if overdue:
             log.warning("groups %s are overdue: granted to other samplers", [permit.group_id for permit in overdue])

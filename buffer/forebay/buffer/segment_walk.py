@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.buffer.errors import JournalDamaged
-from forebay.buffer.records import RECORD_HEADER, SEGMENT_HEADER, SegmentData, parse_record, parse_segment_header
+from forebay.buffer.records import SEGMENT_HEADER, SegmentData, parse_record, parse_segment_header, records_from
 from forebay.wire.v1 import journal_pb2
-
-_RECORD_MAGIC = b"FBR1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +46,6 @@ class Gap:
     next_offset: int | None
     next_lsn: int | None
     acknowledged: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """A whole record without its bodies."""
-
-    offset: int
-    lsn: int
-    durable_lsn: int
 
 
 def segment_files(folder: Path) -> list[Path]:
@@ -108,14 +97,14 @@ def _damaged(path: Path, offset: int) -> JournalDamaged:
     return JournalDamaged(f"{path}: damaged at offset {offset}; `forebay buffer RUN --verify` says what is lost")
 
 
-def _record_at(data: SegmentData, offset: int, salt: bytes, lsn: int | None = None) -> Walked | None:
+def _record_at(data: SegmentData, offset: int, salt: bytes, lsn: int) -> Walked | None:
     record = parse_record(data, offset, salt)
-    if record is None or lsn not in (None, record.lsn):
+    if record is None or record.lsn != lsn:
         return None
     return Walked(
         lsn=record.lsn,
         offset=offset,
-        end=offset + RECORD_HEADER.size + len(record.event) + len(record.payload),
+        end=offset + record.size_bytes,
         event=record.event,
         payload=record.payload,
         intact=record.intact,
@@ -124,21 +113,11 @@ def _record_at(data: SegmentData, offset: int, salt: bytes, lsn: int | None = No
 
 
 def _gap_at(data: SegmentData, offset: int, salt: bytes, lsn: int) -> Gap:
-    later = [record for record in _records_from(data, offset, salt) if record.lsn > lsn]
+    later = [(at, record) for at, record in records_from(data, offset, salt) if record.lsn > lsn]
     return Gap(
         lsn=lsn,
         offset=offset,
-        next_offset=later[0].offset if later else None,
-        next_lsn=later[0].lsn if later else None,
-        acknowledged=any(record.durable_lsn >= lsn for record in later),
+        next_offset=later[0][0] if later else None,
+        next_lsn=later[0][1].lsn if later else None,
+        acknowledged=any(record.durable_lsn >= lsn for _, record in later),
     )
-
-
-def _records_from(data: SegmentData, offset: int, salt: bytes) -> Iterator[_Place]:
-    """Every whole record from `offset` on, wherever it lies."""
-    at = data.find(_RECORD_MAGIC, offset)
-    while at >= 0:
-        record = _record_at(data, at, salt)
-        if record is not None:
-            yield _Place(offset=at, lsn=record.lsn, durable_lsn=record.durable_lsn)
-        at = data.find(_RECORD_MAGIC, record.end if record is not None else at + 1)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from forebay.buffer import snapshots
 from forebay.buffer.errors import JournalDamaged
-from forebay.buffer.ledger import State
-from forebay.buffer.records import Scan, segment_path
+from forebay.buffer.records import segment_path
 from forebay.buffer.state_snapshot import Snapshot, from_message
 
 REMEDY = "delete it, the buffer then starts from the one before, or from the journal"
@@ -42,11 +41,8 @@ def _agrees(folder: Path, base: Snapshot | None, snapshot: Snapshot) -> bool | N
     """Whether the records from `base` on lead to `snapshot`; None when they are not all there."""
     if base is None and not segment_path(folder, 1).exists():
         return None
-    state = from_message(base) if base is not None else State()
-    scan = Scan(folder, repair=False, after=base, until=snapshot.segment, payloads=False)
     try:
-        for record in scan:
-            state.apply(record.event, record.position)
+        state, next_lsn = snapshots.fold(folder, base, snapshot.segment)
     except (JournalDamaged, FileNotFoundError):
         return None  # damage of records has been told; or a running buffer has just deleted them
-    return scan.tail.lsn == snapshot.next_lsn and state == from_message(snapshot)
+    return next_lsn == snapshot.next_lsn and state == from_message(snapshot)

@@ -91,17 +91,22 @@ def make(folder: Path, segment: int, *, retain_bytes: int, disk: Disk | None = N
     Of the payloads that nobody needs, the last `retain_bytes` stay listed. Raises JournalDamaged, OSError.
     """
     disk = disk or Disk()
-    base = newest(folder)
-    state = from_message(base) if base else State()
-    scan = Scan(folder, repair=False, after=base, until=segment, payloads=False)
-    for record in scan:
-        state.apply(record.event, record.position)
+    state, next_lsn = fold(folder, newest(folder), segment)
     snapshot = to_message(state, youngest(state.released, retain_bytes))
-    snapshot.segment, snapshot.next_lsn = segment, scan.tail.lsn
+    snapshot.segment, snapshot.next_lsn = segment, next_lsn
     path = write(folder, snapshot, disk)
     for number in numbers(folder)[:-KEPT]:
         snapshot_path(folder, number).unlink()
     return path
+
+
+def fold(folder: Path, base: Snapshot | None, segment: int) -> tuple[State, int]:
+    """The state after the sealed segments up to `segment`, from `base` on, and the next LSN. Raises JournalDamaged."""
+    state = from_message(base) if base is not None else State()
+    scan = Scan(folder, repair=False, after=base, until=segment, payloads=False)
+    for record in scan:
+        state.apply(record.event, record.position)
+    return state, scan.tail.lsn
 
 
 def youngest(released: Sequence[Position], limit_bytes: int) -> list[Position]:

@@ -19,8 +19,7 @@ from forebay.wire.flat_groups import gather, scatter
 from forebay.wire.frame_header import (
     CODECS,
     MAX_FRAME_BYTES,
-    Table,
-    check_header,
+    check_whole,
     checksum,
     describe,
     origin_checksum,
@@ -81,7 +80,7 @@ def encode_frame(
 
 def check_frame(frame: experience_pb2.Frame) -> None:
     """Caps, counts and checksum, from the header alone; the payload stays closed. Raises FrameError."""
-    _checked(frame)
+    check_whole(frame, frame.payload)
 
 
 def decode_frame(frame: experience_pb2.Frame) -> list[Trajectory]:
@@ -89,9 +88,10 @@ def decode_frame(frame: experience_pb2.Frame) -> list[Trajectory]:
 
     Raises FrameError when anything in the payload is malformed or differs from what the header says.
     """
-    table, header = _checked(frame), frame.header
+    header, payload = frame.header, frame.payload
+    table = check_whole(frame, payload)
     try:
-        origin, stored = storage.unpack(bounded_zstd.decompress(frame.payload, header.uncompressed_bytes))
+        origin, stored = storage.unpack(bounded_zstd.decompress(payload, header.uncompressed_bytes))
         if origin != origin_checksum(header, table):
             raise WireError("the payload belongs to another header")
         flat = columns.from_columns(stored, table, CODECS[header.codec])
@@ -100,13 +100,6 @@ def decode_frame(frame: experience_pb2.Frame) -> list[Trajectory]:
         return scatter(flat)
     except WireError as error:
         raise FrameError(f"frame {header.sequence} of {header.sampler}: {error}") from error
-
-
-def _checked(frame: experience_pb2.Frame) -> Table:
-    size = frame.ByteSize()
-    if size > MAX_FRAME_BYTES:
-        raise FrameError(f"frame of {size} bytes, at most {MAX_FRAME_BYTES}: split it by groups")
-    return check_header(frame.header, frame.payload)
 
 
 def _sealed(header: experience_pb2.FrameHeader, packed: storage.Packed) -> experience_pb2.Frame:

@@ -65,6 +65,14 @@ def origin_checksum(header: experience_pb2.FrameHeader, table: Table) -> int:
     return checksum(struct.pack(f"<{len(numbers)}Q", *numbers) + b"".join(texts) + table.astype("<u8").tobytes())
 
 
+def check_whole(frame: experience_pb2.Frame, payload: bytes) -> Table:
+    """Its size, and all that `check_header` tells; `payload` is the frame's, taken out once. Raises FrameError."""
+    size = frame.ByteSize()
+    if size > MAX_FRAME_BYTES:
+        raise FrameError(f"frame of {size} bytes, at most {MAX_FRAME_BYTES}: split it by groups")
+    return check_header(frame.header, payload)
+
+
 def check_header(header: experience_pb2.FrameHeader, payload: bytes) -> Table:
     """Everything that can be told of a frame without opening it. The table of its groups. Raises FrameError."""
     _require(
