@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "golden"
 FRAMES = {"frame_exact_v1": "zstd+exact", "frame_compact_v1": "zstd+compact"}
 #: Bits of log-probabilities that a softmax gave its likeliest token
 _RECORDED = (0xBE7B5A6A, 0xB9FE902D, 0xBA105DD2, 0xBF1EC0A5)
-WEIGHTS = ("anchor_v1", "delta_v1")
+WEIGHTS = ("anchor_v2", "delta_v2", "classes_v2")
 
 
 def trajectories() -> list[Trajectory]:
@@ -81,6 +81,12 @@ def states() -> tuple[HostState, HostState]:
             "empty": ("F32", (0, 4), np.zeros(0, np.uint32)),
             "head": ("F32", (300,), (index[:300] * 2_246_822_519) & 0xBF80FFFF),
             "kept": ("F16", (10,), np.arange(10, dtype=np.uint16)),
+            "ladder": (
+                "BF16",
+                (140_000,),
+                (0x3800 + (index * 2_654_435_761 >> 18 & 7) * 0x80 + index % 128).astype(np.uint16),
+            ),
+            "mlp": ("BF16", (140_000,), bf16 ^ 0x0155),
             "norm": ("BF16", (64,), np.full(64, 0x3F80, np.uint16)),
             "reset": ("F16", (200,), ((index[:200] * 2_246_822_519) >> 16).astype(np.uint16)),
             "scale": ("F8_E4M3", (50,), (index[:50] % 251).astype(np.uint8)),
@@ -103,6 +109,12 @@ def _advance(name: str, bits: np.ndarray) -> None:
     elif name == "head":
         bits[::2] += 3
         bits[::9] -= 70_000
+    elif name == "ladder":  # small values change more often
+        index = np.arange(len(bits))
+        moved = np.where(bits >> 7 & 7, index * 40_503 % 9973 % 97 < 2, index * 40_503 % 9973 % 19 < 8)
+        bits += (moved & (bits % 128 < 120)).astype(np.uint16)
+    elif name == "mlp":
+        bits[np.arange(len(bits)) * 40_503 % 65_536 % 19 < 9] += 1
     elif name in ("norm", "steps"):
         bits += 1
 
@@ -115,9 +127,10 @@ def frame(codec: str) -> experience_pb2.Frame:
 def weights(name: str) -> Encoded:
     """The golden anchor (of the base) or delta as this program writes it."""
     base, new = states()
-    if name == "anchor_v1":
+    if name == "anchor_v2":
         return encode_anchor(base, version=Version(1, 4))
-    return encode_delta(base, new, version=Version(2, 5), base_version=Version(1, 4))
+    classes = name == "classes_v2"
+    return encode_delta(base, new, version=Version(2, 5), base_version=Version(1, 4), classes=classes)
 
 
 def read_weights(name: str) -> tuple[weights_pb2.Manifest, bytes]:

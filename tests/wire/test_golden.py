@@ -1,4 +1,4 @@
-"""What version 1 wrote must decode for ever, and what is written under that name must be the same format.
+"""What an earlier version wrote must decode for ever, and what is written under that name must be the same format.
 
 When one of these fails after a change of a codec: give the new format a new version number, keep reading the old one,
 add golden files for the new one. The files themselves are never written again.
@@ -14,6 +14,7 @@ import xxhash
 import zstandard
 
 from forebay.wire import sum_logs
+from forebay.wire.block import Kind
 from forebay.wire.experience import decode_frame
 from forebay.wire.host_state import HostState
 from forebay.wire.logprobs import COMPACT_BOUND
@@ -64,14 +65,25 @@ def test_logs_of_sums_are_the_same_bits_for_ever() -> None:
 def test_golden_weights_apply() -> None:
     base, new = golden_content.states()
     state = HostState.allocate(base.specs)
-    apply(state, *golden_content.read_weights("anchor_v1"))
-    assert state.digest() == base.digest()
-    apply(state, *golden_content.read_weights("delta_v1"))
-    assert state.digest() == new.digest()
+    for delta in ("delta_v2", "classes_v2"):
+        apply(state, *golden_content.read_weights("anchor_v2"))
+        assert state.digest() == base.digest()
+        apply(state, *golden_content.read_weights(delta))
+        assert state.digest() == new.digest()
+
+
+def test_golden_weights_have_a_block_of_every_kind() -> None:
+    kinds = set()
+    for name in golden_content.WEIGHTS:
+        manifest, payload = golden_content.read_weights(name)
+        for entry in manifest.tensors:
+            blocks = _streams(payload[entry.offset :][: entry.bytes], _WIDTHS[entry.dtype])
+            kinds |= {kind for kind, _, _ in blocks}
+    assert kinds == set(Kind) - {Kind.SAME}
 
 
 @pytest.mark.parametrize("name", golden_content.WEIGHTS)
-def test_weights_are_still_written_as_version_1(name: str) -> None:
+def test_weights_are_still_written_as_version_2(name: str) -> None:
     (golden, payload), fresh = golden_content.read_weights(name), golden_content.weights(name)
     for ours, theirs in zip(fresh.manifest.tensors, golden.tensors, strict=True):
         assert _streams(fresh.payload()[ours.offset :][: ours.bytes], _WIDTHS[ours.dtype]) == _streams(
@@ -91,7 +103,7 @@ def _streams(tensor: bytes, width: int) -> list[tuple[int, int, list[bytes]]]:
     blocks = []
     while tensor:
         kind, changed = struct.unpack_from("<BI", tensor)
-        count = {0: 0, 1: 3 + max(2, width), 2: width, 3: width}[kind]
+        count = {0: 0, 1: 3 + max(2, width), 2: width, 3: width, 4: 1 + max(2, width), 5: 4 + max(2, width)}[kind]
         lengths = struct.unpack_from(f"<{count}I", tensor, 5)
         tensor = tensor[5 + 4 * count :]
         streams = []

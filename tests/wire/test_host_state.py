@@ -8,7 +8,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import blake3
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from hypothesis.extra.numpy import arrays
 
 from forebay.errors import EXIT_USAGE
 from forebay.wire.errors import UnreadableCheckpoint
+from forebay.wire.fingerprint import MIXERS
 from forebay.wire.float_cast import cast
 from forebay.wire.host_state import HostState, TensorSpec
 from forebay.wire.version import Version
@@ -81,9 +81,18 @@ def test_a_digest_covers_names_types_shapes_and_every_bit() -> None:
     assert len(digest()) == 32
 
 
-def test_a_tensor_digest_is_plain_blake3() -> None:
-    state = state_of({"w": ("U8", (3,), np.array([1, 2, 3], np.uint8))})
-    assert state.tensor_digest("w") == blake3.blake3(b"\x01\x02\x03").digest()
+def test_a_tensor_digest_is_the_fingerprint_as_described() -> None:
+    """A second reading of the description, with Python's integers."""
+    content = bytes(range(1, 20))
+    state = state_of({"w": ("U8", (19,), np.frombuffer(content, np.uint8))})
+    a, b, c, d, e = MIXERS
+    first = second = 0
+    for index in range(3):
+        word = int.from_bytes(content[8 * index : 8 * index + 8], "little")
+        mixed = c * (word ^ (a * index + b) % 2**64) % 2**64
+        mixed ^= mixed >> 32
+        first, second = first + d * mixed, second + e * (mixed ^ mixed >> 29)
+    assert state.tensor_digest("w") == struct.pack("<QQ", first % 2**64, second % 2**64)
 
 
 def test_no_write_goes_unnoticed() -> None:
@@ -221,3 +230,13 @@ def test_a_folder_without_weights_is_the_callers_mistake(tmp_path: Path) -> None
     assert caught.value.exit_code == EXIT_USAGE
     with pytest.raises(UnreadableCheckpoint, match="expected one of BF16"):
         HostState.from_safetensors(tmp_path, "bfloat16")
+
+
+def test_a_bit_that_rots_is_found_by_a_recheck() -> None:
+    floats, small = np.arange(9, dtype=np.uint16), np.array([1, 2, 3], np.uint8)
+    state = state_of({"v": ("BF16", (9,), floats), "w": ("U8", (3,), small)})
+    view = state.open_for_update("w")
+    state.digest()
+    assert state.recheck() == []
+    view[1] ^= 4
+    assert state.recheck() == ["w"]

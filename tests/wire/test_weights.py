@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from forebay.wire import block
 from forebay.wire.dtype import unit
+from forebay.wire.fingerprint import minus
 from forebay.wire.host_state import HostState, TensorSpec
 from forebay.wire.version import Version
 from forebay.wire.weights import (
@@ -88,13 +89,15 @@ def test_blocks_are_exact_for_every_pattern(dtype: str, near: bool, data: st.Dat
     changed = random.random(count) < data.draw(st.sampled_from([0.0, 0.01, 0.3, 1.0]))
     other = old + random.integers(0, 3, count).astype(kind) if near else random.permutation(old)
     new = np.where(changed, other, old).astype(kind)
-    for is_float in (False, True):
+    for classes in (False, True):
         target = old.copy()
-        _, found, packed = block.encode(old, new, is_float=is_float)
-        _, told, used = block.decode_into(target, memoryview(packed + b"next"), is_float=is_float)
+        encoded = block.encode(old, new, dtype, first=64, classes=classes)
+        opened = block.open_block(memoryview(encoded.data + b"next"), count, kind.itemsize)
+        change = block.apply_block(target, opened, dtype, first=64)
         assert np.array_equal(target, new)
-        assert found == told == int(np.count_nonzero(old != new))
-        assert used == len(packed)
+        assert encoded.changed == opened.changed == int(np.count_nonzero(old != new))
+        assert opened.used == len(encoded.data)
+        assert change == encoded.change == minus(block.fingerprint(new, 8), block.fingerprint(old, 8))
 
 
 _BF16_EDGES = np.array(
@@ -252,3 +255,40 @@ def test_states_of_other_tensors_take_no_delta() -> None:
     anchor = encode_anchor(other, version=NEW)
     with pytest.raises(CorruptWeights, match="not in these weights"):
         apply(base, anchor.manifest, anchor.payload())
+
+
+@settings(max_examples=100, deadline=None)
+@given(_updates(), st.booleans())
+def test_an_update_can_be_taken_back(versions: list[dict[str, Any]], classes: bool) -> None:
+    states = [state_of(tensors) for tensors in versions]
+    receiver, undos = copy_of(states[0]), []
+    for step, (base, new) in enumerate(pairwise(states)):
+        encoded = encode_delta(base, new, version=Version(1, step + 1), base_version=Version(1, step), classes=classes)
+        undos.append(apply(receiver, encoded.manifest, encoded.payload(), keep_undo=True))
+    anchor = encode_anchor(states[0], version=Version(2, 0))
+    undos.append(apply(receiver, anchor.manifest, anchor.payload(), keep_undo=True))
+    for undo, before in zip(reversed(undos), [states[-1], *reversed(states[:-1])], strict=True):
+        assert undo.roll_back()
+        assert receiver.digest() == before.digest()
+        assert receiver.recheck() == []
+        assert all(np.array_equal(receiver.view_of(name), before.view_of(name)) for name in before.names)
+
+
+def test_exponent_classes_are_smaller_where_small_values_change_more() -> None:
+    base = _model()
+
+    def change(name: str, bits: Any) -> None:
+        if name == "norm" or name == "step":
+            return
+        exponent = (bits >> 7 & 255).astype(np.float64)
+        moved = np.random.default_rng(4).random(len(bits)) < 0.3 * 2.0 ** (110 - exponent)
+        bits[moved] += 1
+
+    new = copy_of(base, change)
+    plain, classed = (
+        encode_delta(base, new, version=NEW, base_version=OLD, classes=classes) for classes in (False, True)
+    )
+    assert classed.manifest.payload_bytes < 0.8 * plain.manifest.payload_bytes
+    assert {entry.codec for entry in classed.manifest.tensors} == {"class-ulp"}
+    apply(base, classed.manifest, classed.payload())
+    assert base.digest() == new.digest()

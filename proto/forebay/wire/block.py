@@ -3,37 +3,47 @@
     block  = kind (u8) changed (u32) length of each stream (u32 each) streams
     stream = one zstd frame, or nothing when it would be empty
 
-| kind   | streams                                                                                   |
-|--------|-------------------------------------------------------------------------------------------|
-| SAME   | none                                                                                      |
-| GAPS   | gaps, low bytes of gap escapes (u32), their upper planes; then ULP steps: a byte each and |
-|        | raw escapes for elements of 8 and 16 bits, byte planes for wider ones                     |
-| XOR    | byte planes of base XOR new                                                               |
-| PLANES | byte planes of new: needs no base                                                         |
+| kind    | streams                                                                                   |
+|---------|-------------------------------------------------------------------------------------------|
+| SAME    | none                                                                                      |
+| GAPS    | gaps, low bytes of gap escapes (u32), their upper planes; then ULP steps: a byte each and |
+|         | raw escapes for elements of 8 and 16 bits, byte planes for wider ones                     |
+| XOR     | byte planes of base XOR new                                                               |
+| PLANES  | byte planes of new: needs no base                                                         |
+| BITMASK | one bit an element, lowest first; ULP steps                                               |
+| CLASSES | changed elements of each of 256 classes (u32, byte planes); then as GAPS, class by class  |
 
-All integers are little-endian. 255 is the escape of one-byte streams.
+A class of CLASSES is the exponent of the old value, which both sides know: small values change more often, so gaps
+counted among their likes are more alike. It takes more work and fewer bytes. All integers are little-endian. 255 is
+the escape of one-byte streams.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.wire import bounded_zstd, gaps, planes, ulp
+from forebay.wire import bounded_zstd, gaps, planes
 from forebay.wire.bytes_like import BytesLike
-from forebay.wire.dtype import Bits
+from forebay.wire.dtype import Bits, exponent_shift, is_float
 from forebay.wire.errors import WireError
+from forebay.wire.fingerprint import NOTHING, Sums, minus
+from forebay.wire.loops import Difference, loops
 
 BLOCK_BYTES = 1 << 23  #: of elements; bounds the working memory of both sides
 _LEVEL = 1  #: entropy coding does the work: level 3 was never smaller (measured)
 _STEP_ESCAPE = 255
 _ALL_FORMS_BELOW = 1 << 18  #: bytes; blocks this small simply try every form
 _SAMPLES = 16
+_CLASSES = 256
+_WORD_BYTES = 8
 _HEAD = struct.Struct("<BI")
+_U4 = np.dtype("<u4")
 
 
 class Kind(IntEnum):
@@ -43,61 +53,153 @@ class Kind(IntEnum):
     GAPS = 1
     XOR = 2
     PLANES = 3
+    BITMASK = 4
+    CLASSES = 5
 
 
-def encode(base: Bits | None, new: Bits, *, is_float: bool) -> tuple[Kind, int, bytes]:
-    """The smallest form of `new` [n], given `base` [n] or nothing: (kind, elements changed, bytes)."""
+#: Kinds whose payload alone leads back from new to base.
+REVERSIBLE = frozenset({Kind.SAME, Kind.GAPS, Kind.XOR, Kind.BITMASK})
+_STEPPED = frozenset({Kind.GAPS, Kind.BITMASK, Kind.CLASSES})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of a tensor, encoded."""
+
+    kind: Kind
+    changed: int
+    data: bytes
+    change: Sums  #: what it adds to the tensor's fingerprint (all of it where there was no base)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A block as it stands in a payload: its head was read, its streams were not."""
+
+    kind: Kind
+    changed: int
+    streams: Sequence[BytesLike]
+    used: int  #: bytes
+
+
+def encode(base: Bits | None, new: Bits, dtype: str, *, first: int = 0, classes: bool = False) -> Block:
+    """The smallest form of `new` [n], given `base` [n] or nothing; with `classes`, CLASSES is tried for floats too.
+
+    `first` is the byte in its tensor at which the block starts, a multiple of 8.
+    """
+    word = first // _WORD_BYTES
     if base is None:
-        return Kind.PLANES, len(new), _dense(Kind.PLANES, new, len(new), is_float)
-    positions = _changed_positions(base, new)
-    if not len(positions):
-        return Kind.SAME, 0, _HEAD.pack(Kind.SAME, 0)
-    kind, packed = min(_forms(base, new, positions, is_float), key=lambda form: len(form[1]))
-    return kind, len(positions), packed
+        data = _dense(Kind.PLANES, new, len(new), is_float(dtype))
+        return Block(kind=Kind.PLANES, changed=len(new), data=data, change=fingerprint(new, word))
+    found = loops().difference(base, new, is_float=is_float(dtype), first_word=word)
+    if not len(found.gaps):
+        return Block(kind=Kind.SAME, changed=0, data=_HEAD.pack(Kind.SAME, 0), change=NOTHING)
+    forms = _forms(base, new, found, dtype)
+    if classes and is_float(dtype):
+        forms.append((Kind.CLASSES, _classed(base, new, dtype)))
+    kind, data = min(forms, key=lambda form: len(form[1]))
+    return Block(kind=kind, changed=len(found.gaps), data=data, change=found.change)
 
 
-def decode_into(target: Bits, data: memoryview, *, is_float: bool) -> tuple[Kind, int, int]:
-    """Turn `target` [n] from base to new in place: (kind, elements changed, bytes of `data` used). Raises WireError."""
-    kind, changed, streams, used = _open(data, target)
-    if kind is Kind.GAPS:
-        _apply_gaps(target, changed, streams, is_float)
-    elif kind is Kind.XOR:
+def open_block(data: memoryview, elements: int, width: int) -> Opened:
+    """Head and streams of the block of `elements` of `width` bytes at the start of `data`. Raises WireError."""
+    if len(data) < _HEAD.size:
+        raise WireError("block cut short")
+    number, changed = _HEAD.unpack_from(data)
+    if number > max(Kind) or changed > elements or (changed == 0) != (number == Kind.SAME):
+        raise WireError(f"block of kind {number} with {changed} of {elements} elements changed")
+    count = _stream_count(Kind(number), width)
+    at = _HEAD.size + 4 * count
+    if len(data) < at:
+        raise WireError("block cut short")
+    streams = []
+    for length in struct.unpack_from(f"<{count}I", data, _HEAD.size):
+        streams.append(data[at : at + length])
+        at += length
+    if at > len(data):
+        raise WireError("block cut short")
+    return Opened(kind=Kind(number), changed=changed, streams=streams, used=at)
+
+
+def apply_block(target: Bits, opened: Opened, dtype: str, *, first: int = 0, backwards: bool = False) -> Sums:
+    """Turn `target` [n] from base to new in place (`backwards`: the other way, for REVERSIBLE kinds only).
+
+    Returns how the tensor's fingerprint changed. Raises WireError; the target may be changed by then.
+    """
+    word, streams = first // _WORD_BYTES, opened.streams
+    if opened.kind in _STEPPED:
+        steps = _read_steps(streams[_places(opened.kind) :], opened.changed, target.dtype)
+        if backwards:
+            steps = _turned(steps)
+        return _apply_steps(target, opened, steps, dtype, word)
+    before = fingerprint(target, word)
+    if opened.kind is Kind.XOR:
         np.bitwise_xor(target, _join_dense(streams, target, rotate=False), out=target)
-    elif kind is Kind.PLANES:
-        target[:] = _join_dense(streams, target, rotate=is_float)
-    return kind, changed, used
+    elif opened.kind is Kind.PLANES:
+        target[:] = _join_dense(streams, target, rotate=is_float(dtype))
+    return minus(fingerprint(target, word), before)
 
 
-def _changed_positions(base: Bits, new: Bits) -> NDArray[np.int64]:
-    """Compares integers: as floats, -0.0 would equal 0.0 and NaN would differ from itself."""
-    return np.flatnonzero(base != new)
+def read_steps(opened: Opened, elements: int, dtype: np.dtype[np.unsignedinteger]) -> tuple[NDArray[np.int64], Bits]:
+    """Positions and zig-zag ULP steps of a GAPS or BITMASK block: a delta without its base. Raises WireError."""
+    steps = _read_steps(opened.streams[_places(opened.kind) :], opened.changed, dtype)
+    found, escapes = _read_gaps(opened, elements)
+    return gaps.decode(found, escapes, elements), steps
 
 
-def _forms(base: Bits, new: Bits, positions: NDArray[np.int64], is_float: bool) -> list[tuple[Kind, bytes]]:
+def pack_steps(positions: NDArray[np.int64], steps: Bits) -> bytes:
+    """The inverse of `read_steps`, as a GAPS block (SAME when nothing changed)."""
+    if not len(positions):
+        return _HEAD.pack(Kind.SAME, 0)
+    found, escapes = gaps.encode(positions)
+    return _sparse(found, escapes, steps)
+
+
+def fingerprint(bits: Bits, word: int) -> Sums:
+    """The sums over the block's words."""
+    sums: Sums = loops().fingerprint(bits.view(np.uint8), word)
+    return sums
+
+
+def _forms(base: Bits, new: Bits, found: Difference, dtype: str) -> list[tuple[Kind, bytes]]:
     """Forms worth comparing: dense ones cost several times the work, so they are tried only where they could win."""
-    changed = len(positions)
-    forms = [(Kind.GAPS, _sparse(base, new, positions, is_float))]
-    if changed > len(new) // 4 or new.nbytes <= _ALL_FORMS_BELOW:
+    changed, small = len(found.gaps), new.nbytes <= _ALL_FORMS_BELOW
+    forms = [(Kind.GAPS, _sparse(found.gaps, found.escapes, found.steps))]
+    if changed > len(new) // 8:
+        mask = np.packbits(base != new, bitorder="little")
+        forms.append((Kind.BITMASK, _pack(Kind.BITMASK, changed, [mask, *_step_streams(found.steps)])))
+    if changed > len(new) // 4 or small:
         forms.append((Kind.XOR, _dense(Kind.XOR, base ^ new, changed, rotate=False)))
-    if new.nbytes <= _ALL_FORMS_BELOW or len(forms[0][1]) > _sampled_bytes(new, is_float) // 2:
-        forms.append((Kind.PLANES, _dense(Kind.PLANES, new, changed, is_float)))
+    if small or len(forms[0][1]) > _sampled_bytes(new, is_float(dtype)) // 2:
+        forms.append((Kind.PLANES, _dense(Kind.PLANES, new, changed, is_float(dtype))))
     return forms
 
 
-def _sampled_bytes(new: Bits, is_float: bool) -> int:
+def _sampled_bytes(new: Bits, rotate: bool) -> int:
     """About what PLANES would take, from evenly spread samples of 1/64 of the block."""
     window = len(new) // (64 * _SAMPLES)
     starts = np.linspace(0, len(new) - window, _SAMPLES).astype(np.int64)
     index = (starts[:, None] + np.arange(window)).ravel()
-    return len(_dense(Kind.PLANES, new[index], 0, is_float)) * len(new) // len(index)
+    return len(_dense(Kind.PLANES, new[index], 0, rotate)) * len(new) // len(index)
 
 
-def _sparse(base: Bits, new: Bits, positions: NDArray[np.int64], is_float: bool) -> bytes:
-    gap_bytes, gap_escapes = gaps.encode(positions)
-    zigzag = ulp.steps(base[positions], new[positions], is_float=is_float)
-    low, *upper = planes.split(gap_escapes, rotate=False)
-    streams = [gap_bytes, low, np.concatenate(upper), *_step_streams(zigzag)]
-    return _pack(Kind.GAPS, len(positions), streams)
+def _sparse(found: NDArray[np.uint8], escapes: NDArray[np.uint32], steps: Bits) -> bytes:
+    return _pack(Kind.GAPS, len(found), [found, *_escape_streams(escapes), *_step_streams(steps)])
+
+
+def _classed(base: Bits, new: Bits, dtype: str) -> bytes:
+    found = loops().class_difference(base, new, exponent_shift(dtype), first_word=0)
+    short, escapes = gaps.shorten(found.gaps)
+    table = np.concatenate(planes.split(found.counts.astype(_U4), rotate=False))
+    edges = np.cumsum(found.counts[found.counts > 0])[:-1].tolist()
+    streams = [table, short, *_escape_streams(escapes), *_step_streams(found.steps)]
+    ends = [(), edges, (), (), edges, ()]
+    return _pack(Kind.CLASSES, len(short), streams, ends if base.itemsize <= 2 else ())
+
+
+def _escape_streams(escapes: NDArray[np.uint32]) -> list[NDArray[np.uint8]]:
+    low, *upper = planes.split(escapes, rotate=False)
+    return [low, np.concatenate(upper)]
 
 
 def _step_streams(zigzag: Bits) -> list[NDArray[np.uint8]]:
@@ -111,47 +213,71 @@ def _dense(kind: Kind, bits: Bits, changed: int, rotate: bool) -> bytes:
     return _pack(kind, changed, planes.split(bits, rotate=rotate))
 
 
-def _pack(kind: Kind, changed: int, streams: Sequence[NDArray[np.uint8]]) -> bytes:
-    packed = [bounded_zstd.compress(stream, _LEVEL) for stream in streams]
+def _pack(kind: Kind, changed: int, streams: Sequence[NDArray[np.uint8]], edges: Sequence[Iterable[int]] = ()) -> bytes:
+    ends = edges or [()] * len(streams)
+    packed = [bounded_zstd.compress(stream, _LEVEL, own) for stream, own in zip(streams, ends, strict=True)]
     lengths = struct.pack(f"<{len(packed)}I", *map(len, packed))
     return b"".join([_HEAD.pack(kind, changed), lengths, *packed])
 
 
-def _open(data: memoryview, target: Bits) -> tuple[Kind, int, list[memoryview], int]:
-    """Head and streams of the block at the start of `data`, every length inside it."""
-    if len(data) < _HEAD.size:
-        raise WireError("block cut short")
-    number, changed = _HEAD.unpack_from(data)
-    if number > max(Kind) or changed > len(target) or (changed == 0) != (number == Kind.SAME):
-        raise WireError(f"block of kind {number} with {changed} of {len(target)} elements changed")
-    count = _stream_count(Kind(number), target.itemsize)
-    at = _HEAD.size + 4 * count
-    if len(data) < at:
-        raise WireError("block cut short")
-    streams = []
-    for length in struct.unpack_from(f"<{count}I", data, _HEAD.size):
-        streams.append(data[at : at + length])
-        at += length
-    if at > len(data):
-        raise WireError("block cut short")
-    return Kind(number), changed, streams, at
-
-
 def _stream_count(kind: Kind, width: int) -> int:
-    sparse = 3 + (width if width > 2 else 2)
-    return {Kind.SAME: 0, Kind.GAPS: sparse, Kind.XOR: width, Kind.PLANES: width}[kind]
+    if kind in _STEPPED:
+        return _places(kind) + (width if width > 2 else 2)
+    return 0 if kind is Kind.SAME else width
 
 
-def _apply_gaps(target: Bits, changed: int, streams: Sequence[BytesLike], is_float: bool) -> None:
-    gap_bytes = _bytes(streams[0], changed)
-    positions = gaps.decode(gap_bytes, _read_escapes(streams[1:3], gaps.escapes_in(gap_bytes)), len(target))
-    zigzag = _read_steps(streams[3:], changed, target.dtype)
-    target[positions] = ulp.advance(target[positions], zigzag, is_float=is_float)
+def _places(kind: Kind) -> int:
+    """How many streams say where the changed elements are."""
+    return {Kind.GAPS: 3, Kind.BITMASK: 1, Kind.CLASSES: 4}[kind]
+
+
+def _apply_steps(target: Bits, opened: Opened, steps: Bits, dtype: str, word: int) -> Sums:
+    found, escapes = _read_gaps(opened, len(target))
+    if opened.kind is Kind.CLASSES:
+        counts = _read_counts(opened)
+        wide = gaps.lengthen(found, escapes)
+        sums: Sums = loops().class_advance(target, counts, wide, steps, exponent_shift(dtype), first_word=word)
+    else:
+        sums = loops().advance(target, found, escapes, steps, is_float=is_float(dtype), first_word=word)
+    return sums
+
+
+def _read_gaps(opened: Opened, elements: int) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    if opened.kind is Kind.BITMASK:
+        mask = _bytes(opened.streams[0], -(-elements // 8))
+        return gaps.encode(np.flatnonzero(_set_bits(mask, elements, opened.changed)))
+    short, *upper = opened.streams[_places(opened.kind) - 3 : _places(opened.kind)]
+    found = _bytes(short, opened.changed)
+    return found, _read_escapes(upper, gaps.escapes_in(found))
+
+
+def _set_bits(mask: NDArray[np.uint8], elements: int, changed: int) -> NDArray[np.uint8]:
+    bits = np.unpackbits(mask, bitorder="little")
+    if int(np.count_nonzero(bits)) != changed or bits[elements:].any():
+        raise WireError(f"a mask that does not mark {changed} of {elements} elements")
+    return bits[:elements]
+
+
+def _read_counts(opened: Opened) -> NDArray[np.int64]:
+    table = _bytes(opened.streams[0], 4 * _CLASSES).reshape(4, _CLASSES)
+    counts = planes.join(list(table), _U4, rotate=False).astype(np.int64)
+    if int(counts.sum()) != opened.changed:
+        raise WireError(f"classes of {int(counts.sum())} changed elements in a block of {opened.changed}")
+    return counts
+
+
+def _turned(zigzag: Bits) -> Bits:
+    """Steps of the same length the other way: zig-zag of -d from that of d."""
+    distance = np.bitwise_xor(zigzag >> 1, np.negative(zigzag & 1))
+    back = np.negative(distance)
+    sign = back >> (8 * zigzag.itemsize - 1)
+    turned: Bits = np.bitwise_xor(back << 1, np.negative(sign))
+    return turned
 
 
 def _read_escapes(streams: Sequence[BytesLike], count: int) -> NDArray[np.uint32]:
     table = [_bytes(streams[0], count), *_bytes(streams[1], 3 * count).reshape(3, count)]
-    return planes.join(table, np.dtype("<u4"), rotate=False).view(np.uint32)
+    return planes.join(table, _U4, rotate=False).view(np.uint32)
 
 
 def _read_steps(streams: Sequence[BytesLike], changed: int, dtype: np.dtype[np.unsignedinteger]) -> Bits:

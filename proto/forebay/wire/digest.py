@@ -1,4 +1,4 @@
-"""Names for bytes and for whole sets of weights: blake3, 32 bytes."""
+"""Names for bytes and for whole sets of weights: blake3, 32 bytes. (Tensors have `forebay.wire.fingerprint`.)"""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def digest_of(data: BytesLike) -> bytes:
 
 
 def state_digest(tensors: Iterable[tuple[str, str, Sequence[int], bytes]]) -> bytes:
-    """Digest of a state from (name, dtype, shape, tensor digest) of its tensors in sorted-name order.
+    """Digest of a state from (name, dtype, shape, tensor fingerprint) of its tensors in sorted-name order.
 
     Every part is length-prefixed, so no two states share what is hashed.
     """
-    hasher = blake3.blake3(b"forebay state 1")
+    hasher = blake3.blake3(b"forebay state 2")
     for name, dtype, shape, digest in tensors:
         for text in (name.encode(), dtype.encode()):
             hasher.update(struct.pack("<Q", len(text)) + text)

@@ -38,3 +38,8 @@ def unit(dtype: str) -> np.dtype[np.unsignedinteger]:
 def is_float(dtype: str) -> bool:
     """True for sign-magnitude formats, whose integer view can be put in numerical order."""
     return dtype.startswith(("F", "BF")) and bits_per_element(dtype) in _UNITS
+
+
+def exponent_shift(dtype: str) -> int:
+    """How far right a float's bits must go for the exponent to be their lowest ones."""
+    return {"BF16": 7, "F16": 10, "F32": 23, "F64": 52, "F8_E5M2": 2}.get(dtype, 3)

@@ -12,9 +12,20 @@ ESCAPE = 255
 
 def encode(positions: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
     """Gaps (elements skipped) of strictly growing `positions` [n]: bytes [n], and gap - 255 of each escaped one."""
-    gaps = np.diff(positions, prepend=-1) - 1
+    return shorten(np.diff(positions, prepend=-1) - 1)
+
+
+def shorten(gaps: NDArray[np.integer]) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    """A byte each, and what the escaped ones have beyond it."""
     escaped = gaps[gaps >= ESCAPE] - ESCAPE
     return np.minimum(gaps, ESCAPE).astype(np.uint8), escaped.astype(np.uint32)
+
+
+def lengthen(gaps: NDArray[np.uint8], escaped: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The inverse of `shorten`; gaps below 2^32 - 255 come back, larger ones wrap and are found to lie outside."""
+    wide = gaps.astype(np.uint32)
+    wide[gaps == ESCAPE] += escaped
+    return wide
 
 
 def escapes_in(gaps: NDArray[np.uint8]) -> int:

@@ -13,11 +13,15 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.wire.digest import digest_of, state_digest
+from forebay.wire import fingerprint
+from forebay.wire.digest import state_digest
 from forebay.wire.dtype import Bits, bits_per_element, unit
 from forebay.wire.errors import CorruptWeights, WeightsError
+from forebay.wire.loops import loops
+from forebay.wire.parallel import in_order
 
 ALIGNMENT_BYTES = 64
+_PIECE_BYTES = 1 << 23  #: fingerprinted by one thread; a multiple of the word
 
 
 class Slot(TypedDict):
@@ -139,12 +143,11 @@ class HostState:
         return bits
 
     def tensor_digest(self, name: str) -> bytes:
-        """blake3 of a tensor's bytes. Raises KeyError."""
+        """The fingerprint of a tensor's bytes, 16 bytes (`forebay.wire.fingerprint`). Raises KeyError."""
         known = self._digests.get(name)
         if known is None:
-            known = digest_of(self._bytes(name))
-            if name not in self._exposed:
-                self._digests[name] = known
+            known = fingerprint.packed(_fingerprint(self._bytes(name)))
+            self.learn_digest(name, known)
         return known
 
     def digest(self) -> bytes:
@@ -181,7 +184,21 @@ class HostState:
         slot = self._slots[name]
         return self._buffer[slot["offset"] : slot["offset"] + slot["nbytes"]]
 
+    def known_digests(self) -> dict[str, bytes]:
+        """Those that need not be worked out."""
+        return dict(self._digests)
+
+    def recheck(self) -> list[str]:
+        """Names of the tensors that are not what their digests say: memory that went bad beside the updates."""
+        known = dict(self._digests)
+        return [name for name, digest in known.items() if fingerprint.packed(_fingerprint(self._bytes(name))) != digest]
+
     # For those who write once and keep no view: updates and readers of checkpoints.
+
+    def learn_digest(self, name: str, digest: bytes) -> None:
+        """Take over what somebody has worked out while he read or wrote the tensor."""
+        if name not in self._exposed:
+            self._digests[name] = digest
 
     def open_for_update(self, name: str) -> Bits:
         """Writable elements whose digest is forgotten now; the caller must not keep the view. Raises KeyError."""
@@ -193,9 +210,10 @@ class HostState:
         self._damage = problem
         self._digests.clear()
 
-    def mark_sound(self) -> None:
-        """Every tensor was just verified against a manifest."""
+    def mark_sound(self, digests: Mapping[str, bytes]) -> None:
+        """Every tensor was verified or put back, and these digests (of some or all tensors) are what stands there."""
         self._damage = None
+        self._digests = {name: digest for name, digest in digests.items() if name not in self._exposed}
 
 
 def _lay_out(specs: Iterable[TensorSpec]) -> tuple[list[Slot], int]:
@@ -207,6 +225,18 @@ def _lay_out(specs: Iterable[TensorSpec]) -> tuple[list[Slot], int]:
         layout.append(Slot(name=spec.name, dtype=spec.dtype, shape=list(spec.shape), offset=offset, nbytes=spec.nbytes))
         offset += -(-spec.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return layout, offset
+
+
+def _fingerprint(content: NDArray[np.uint8]) -> fingerprint.Sums:
+    sums = fingerprint.NOTHING
+    for part in in_order(lambda start: _piece(content, start), range(0, len(content), _PIECE_BYTES)):
+        sums = fingerprint.plus(sums, part)
+    return sums
+
+
+def _piece(content: NDArray[np.uint8], start: int) -> fingerprint.Sums:
+    sums: fingerprint.Sums = loops().fingerprint(content[start : start + _PIECE_BYTES], start // 8)
+    return sums
 
 
 def _as_bytes(memory: mmap.mmap, nbytes: int) -> NDArray[np.uint8]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 from forebay.wire.digest import DIGEST_BYTES, digest_of
 from forebay.wire.errors import CorruptWeights, WeightsError
+from forebay.wire.fingerprint import FINGERPRINT_BYTES
 from forebay.wire.host_state import TensorSpec
+from forebay.wire.parallel import in_order
 from forebay.wire.v1 import weights_pb2
 
-FORMAT = 1
+FORMAT = 2  #: 1 had blake3 digests of tensors; no release wrote it
 MAX_CHUNK_BYTES = 1 << 24
 MAX_TENSORS = 1 << 20
 MAX_DIMENSIONS = 64
@@ -26,10 +30,10 @@ def check_manifest(manifest: weights_pb2.Manifest) -> None:
 def check_payload(manifest: weights_pb2.Manifest, payload: memoryview) -> None:
     """Every chunk of the payload is the one that the manifest names. Raises CorruptWeights."""
     _require(len(payload) == manifest.payload_bytes, f"payload of {len(payload)} bytes, not {manifest.payload_bytes}")
-    at = 0
-    for chunk in manifest.chunks:
-        _require(digest_of(payload[at : at + chunk.bytes]) == chunk.digest, f"chunk at byte {at} is damaged")
-        at += chunk.bytes
+    starts = itertools.accumulate((chunk.bytes for chunk in manifest.chunks), initial=0)
+    pieces = [payload[start : start + chunk.bytes] for start, chunk in zip(starts, manifest.chunks, strict=False)]
+    for chunk, piece, digest in zip(manifest.chunks, pieces, in_order(digest_of, pieces), strict=True):
+        _require(digest == chunk.digest, f"the chunk {chunk.digest.hex()[:12]} of {len(piece)} bytes is damaged")
 
 
 def _check_chunks(manifest: weights_pb2.Manifest) -> None:
@@ -47,7 +51,7 @@ def _check_tensors(manifest: weights_pb2.Manifest) -> None:
     for entry in manifest.tensors:
         _require(before is None or before < entry.name, f"tensor {entry.name} is out of order")
         _require(entry.offset == at, f"tensor {entry.name} does not follow the one before it")
-        _require(len(entry.digest) == DIGEST_BYTES, f"tensor {entry.name} has no digest")
+        _require(len(entry.digest) == FINGERPRINT_BYTES, f"tensor {entry.name} has no digest")
         _require(len(entry.shape) <= MAX_DIMENSIONS, f"tensor {entry.name} of {len(entry.shape)} dimensions")
         _require(entry.changed <= _elements(entry), f"tensor {entry.name}: more elements changed than it has")
         at, before = at + entry.bytes, entry.name

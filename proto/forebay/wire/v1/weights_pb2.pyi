@@ -101,13 +101,13 @@ class TensorEntry(_message.Message):
     dtype: _builtins.str
     """safetensors spelling: BF16, F32, ..."""
     codec: _builtins.str
-    """"gap-ulp" | "planes" | "raw" """
+    """what its blocks are, for people"""
     offset: _builtins.int
     """into the payload"""
     bytes: _builtins.int
     changed: _builtins.int
     digest: _builtins.bytes
-    """of the tensor after it is applied"""
+    """fingerprint of the tensor after it is applied"""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
