@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core logs every GOAWAY t
 import grpc
 
 from forebay.buffer.errors import CallRefused, JournalDamaged, JournalFailed
+
+log = logging.getLogger(__name__)
 
 S = TypeVar("S")
 Q = TypeVar("Q")
@@ -98,8 +101,10 @@ async def abort(context: Any, error: Exception) -> None:
     if isinstance(error, CallRefused):
         code = _CODES.get(error.kind, grpc.StatusCode.FAILED_PRECONDITION)
         await context.abort(code, str(error)[:_MAX_DETAIL], ((ERROR_KEY, error.kind),))
-    code = grpc.StatusCode.DATA_LOSS if isinstance(error, JournalDamaged) else grpc.StatusCode.UNAVAILABLE
-    await context.abort(code, str(error)[:_MAX_DETAIL])
+    if isinstance(error, JournalDamaged):
+        log.error("%s", error)  # the disk's owner must hear of it, not only the one who asked
+        await context.abort(grpc.StatusCode.DATA_LOSS, str(error)[:_MAX_DETAIL])
+    await context.abort(grpc.StatusCode.UNAVAILABLE, str(error)[:_MAX_DETAIL])
 
 
 def wait_of(requested_s: float) -> float:
