@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ async def try_damaged_batch(served: Served, said: str) -> None:
 
 async def test_a_flipped_bit_in_a_sealed_segment(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     """Row 8: batches before and behind it are whole; its own is no learner's death but a dead letter in the end."""
-    settings = {"buffer": {"segment_mb": 1}, "max_staleness": 3, "max_attempts": LEARNERS}
+    settings: dict[str, Any] = {"buffer": {"segment_mb": 1}, "max_staleness": 3, "max_attempts": LEARNERS}
     async with serve(**settings) as served:
         async with served.client() as learner, served.client() as sampler:
             await join_learner(learner, served.run)
