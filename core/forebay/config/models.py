@@ -30,6 +30,8 @@ LOCAL_KEYS = frozenset(
         "learner.tokens_per_microbatch",
         "learner.keep_checkpoints",
         "learner.deepspeed",
+        "publish.store",
+        "publish.skip_deltas",
         "fleet",
         "observe",
         "security",
@@ -229,6 +231,12 @@ class PublishSection(Section):
     every_steps: Positive = 1
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     anchor_every: Positive = Field(default=50, description="publications between two full snapshots")
+    store: str = Field(
+        default="", description="where the buffer keeps weights: a folder or s3://bucket/prefix; default: the run folder"
+    )
+    skip_deltas: tuple[Annotated[int, Field(ge=2)], ...] = Field(
+        default=(8, 64), description="the buffer merges so many deltas into one, for samplers that are behind"
+    )
 
 
 class FleetSection(Section):
