@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from forebay.buffer.async_client import _publication
 from forebay.buffer.client import BufferClient, PlanOutdated, Refused, WeightsDamaged
 from forebay.buffer.errors import CallRefused
-from forebay.buffer.weight_plan import cheapest_path
+from forebay.buffer.weight_key import Key
+from forebay.buffer.weight_merger import Merger
+from forebay.buffer.weight_plan import MAX_PATH_BYTES, cheapest_path, first_part, wants_anchor
 from forebay.buffer.weight_store import PLAN_GOOD_FOR_S, WeightStore
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
@@ -155,7 +157,7 @@ def test_collection_keeps_what_is_needed(tmp_path: Path) -> None:
     clock = FakeClock()
     store = stored(tmp_path, versions, clock)
     valid = [Version(1, step) for step in range(8)]
-    store.pin([Version(1, 1)])
+    store.pin([versions[1].manifest])
     assert store.collect(valid) == [Version(1, 0), Version(1, 2)]
     clock.now += PLAN_GOOD_FOR_S + 1
     before = store.disk_bytes
@@ -214,3 +216,114 @@ def test_the_cheapest_path_is_cheapest(seed: int) -> None:
     if path:
         assert path[0].anchor or path[0].base_digest == held
         assert path[-1].digest == target
+
+
+def merged(store: WeightStore, newest: int, lengths: tuple[int, ...] = (2, 4)) -> list[tuple[int, int]]:
+    """What a merger makes, as steps (from, to)."""
+    made = Merger(store, lengths, lambda: False).work(Version(1, newest))
+    return [(key.base.step, key.version.step) for key in made if key.base]
+
+
+def replayed(store: WeightStore, state: HostState, target: HostState) -> list[weights_pb2.Manifest]:
+    """The cheapest path from one state to the other, applied and proved."""
+    path = cheapest_path(store.manifests.values(), state.digest(), target.digest())
+    assert path is not None
+    at = HostState.allocate(state.specs)
+    at.copy_from(state)
+    for manifest in path:
+        apply(at, manifest, b"".join(store.read_chunk(chunk.digest) for chunk in manifest.chunks))
+    assert at.digest() == target.digest()
+    return path
+
+
+def test_shortcuts_join_one_another_and_are_found_again(tmp_path: Path) -> None:
+    versions, states = lineage(11, anchors={1})
+    store = stored(tmp_path, versions, FakeClock())
+    assert merged(store, 11) == [(1, 3), (3, 5), (5, 7), (7, 9), (9, 11), (1, 5), (5, 9)]
+    assert merged(store, 11) == []
+    path = replayed(store, states[2], states[11])
+    assert [manifest.version.step for manifest in path] == [3, 5, 9, 11]
+    singles = sum(versions[step].manifest.payload_bytes for step in range(3, 12))
+    assert sum(manifest.payload_bytes for manifest in path) < singles
+    again = WeightStore(tmp_path, disk=UnsyncedDisk(), clock=FakeClock())
+    assert again.manifests == store.manifests
+    assert replayed(again, states[1], states[10])[0].version.step == 5
+
+
+def test_shortcuts_go_with_their_ends_unless_a_reader_holds_them(tmp_path: Path) -> None:
+    versions, _ = lineage(7, anchors={4, 6})
+    clock = FakeClock()
+    store = stored(tmp_path, versions, clock)
+    assert merged(store, 3) == [(0, 2)]
+    clock.now += PLAN_GOOD_FOR_S + 1  # merging pins its own sources
+    shortcut = Key(Version(1, 2), Version(1, 0))
+    store.pin([store.manifests[shortcut]])
+    valid = [Version(1, step) for step in range(8)]
+    assert store.collect(valid) == [Version(1, step) for step in range(4)]
+    assert shortcut in store.manifests
+    assert not store.missing(store.manifests[shortcut].chunks)
+    clock.now += PLAN_GOOD_FOR_S + 1
+    store.collect(valid)
+    assert shortcut not in store.manifests
+    store.put_merged(versions[2])  # its ends are gone: nothing is stored
+    assert all(key.base is None for key in store.manifests)
+
+
+def test_a_merge_stops_with_the_buffer(tmp_path: Path) -> None:
+    versions, _ = lineage(4, anchors=set())
+    store = stored(tmp_path, versions, FakeClock())
+    assert Merger(store, (2,), lambda: True).work(Version(1, 4)) == []
+    assert len(store.manifests) == 5
+
+
+async def test_the_buffer_merges_after_publications(serve: Serve) -> None:
+    versions, states = lineage(17, anchors=set())
+    async with serve() as served, served.client() as learner:
+        await learner.join("learner", "l", "", "", served.reservoir.state.run_json)
+        shelf = next(iter(served.server.tenants)).shelf
+        for encoded in versions:
+            await learner.publish(encoded)
+        while len(served.reservoir.store.manifests) < 20:
+            assert shelf._merging is not None
+            await shelf._merging
+            shelf._merge(Version(1, 17))
+        path = (await learner.plan(Version(1, 0), states[0].digest())).path
+        assert [manifest.version.step for manifest in path] == [8, 16, 17]
+        assert (await install(learner, states[0])).digest() == states[17].digest()
+
+
+async def test_who_must_begin_with_an_old_anchor_asks_for_a_new_one(serve: Serve) -> None:
+    states, chain = [weights(0, elements=500)], []
+    for step in range(1, 4):  # deltas as big as the anchor
+        states.append(weights(step, elements=500))
+        chain.append(encode_delta(states[-2], states[-1], version=Version(1, step), base_version=Version(1, step - 1)))
+    async with serve() as served, served.client() as learner, served.client() as sampler:
+        await learner.join("learner", "l", "", "", served.reservoir.state.run_json)
+        await learner.publish(encode_anchor(states[0], version=Version(1, 0)))
+        await learner.publish(chain[0])
+        await sampler.plan(Version(1, 0), states[0].digest())
+        await learner.publish(chain[1])
+        assert not learner.anchor_wanted, "nobody had to begin with the anchor"
+        await sampler.plan(None, b"")
+        await learner.publish(chain[2])
+        assert learner.anchor_wanted
+        await learner.publish(encode_anchor(weights(9, elements=500), version=Version(1, 4)))
+        assert not learner.anchor_wanted
+        await sampler.plan(Version(7, 7), b"unreachable".ljust(32))
+        assert not next(iter(served.server.tenants)).shelf.anchor_wanted, "the new anchor alone is the path"
+
+
+def test_when_an_anchor_is_wanted() -> None:
+    anchor_of = weights_pb2.Manifest(anchor=True, payload_bytes=100)
+    assert not wants_anchor([])
+    assert not wants_anchor([anchor_of, weights_pb2.Manifest(payload_bytes=50)])
+    assert wants_anchor([anchor_of, weights_pb2.Manifest(payload_bytes=51)])
+    assert not wants_anchor([weights_pb2.Manifest(payload_bytes=51), weights_pb2.Manifest(payload_bytes=510)])
+
+
+def test_a_long_path_is_told_in_parts() -> None:
+    wide = [weights_pb2.Manifest(base_digest=bytes(MAX_PATH_BYTES // 3)) for _ in range(4)]
+    assert first_part(wide) == wide[:2]
+    assert first_part(wide[:1] * 2) == wide[:1] * 2
+    huge = weights_pb2.Manifest(base_digest=bytes(MAX_PATH_BYTES + 1))
+    assert first_part([huge, huge]) == [huge]

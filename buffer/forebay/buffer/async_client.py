@@ -70,6 +70,9 @@ class BufferClient:
         self._run, self._member, self._fleet, self._region = run, common_pb2.Member(run=run), "", ""
         self._outbox: Outbox | None = None
         self._admit_request = 1
+        self.anchor_wanted = (
+            False  #: a sampler had to begin with an old anchor and many deltas, said the last `publish`
+        )
 
     async def __aenter__(self) -> BufferClient:
         return self
@@ -223,13 +226,17 @@ class BufferClient:
     # --- weights
 
     async def publish(self, encoded: EncodedWeights) -> int:
-        """Publish a version; durable and announced when this returns. Returns the bytes that were new to the store."""
+        """Publish a version; durable and announced when this returns. Returns the bytes that were new to the store.
+
+        `anchor_wanted` says afterwards whether the next version had better be an anchor.
+        """
         manifest = encoded.manifest
         request = weights_pb2.MissingRequest(member=self._member, chunks=manifest.chunks)
 
         async def attempt() -> int:
             missing = (await self._weights.Missing(request, timeout=_ANSWER_S)).digests
             answer = await self._weights.Publish(_publication(self._member, manifest, missing, encoded.chunks))
+            self.anchor_wanted = bool(answer.anchor_wanted)
             return int(answer.stored_bytes)
 
         return await self._link.call(attempt)

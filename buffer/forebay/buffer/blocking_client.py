@@ -114,6 +114,11 @@ class BlockingClient:
         """See BufferClient."""
         return self._run(self._client.publish(encoded))
 
+    @property
+    def anchor_wanted(self) -> bool:
+        """See BufferClient."""
+        return self._client.anchor_wanted
+
     def watch(self) -> Iterator[weights_pb2.Announcement]:
         """See BufferClient."""
         announcements = self._client.watch()

@@ -3,28 +3,89 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
 
 from forebay.buffer.calls import MAX_WAIT_S, answering, streaming
 from forebay.buffer.errors import CallRefused
+from forebay.buffer.signals import Signal
 from forebay.buffer.tenants import Tenants
 from forebay.buffer.weight_store import MAX_CHUNK_BYTES, WeightStore
+from forebay.buffer.weight_traffic import WeightTraffic, link_of
 from forebay.wire.v1 import weights_pb2, weights_pb2_grpc
 
 PIECE_BYTES = 2 << 20
 
 
-class WeightsService(weights_pb2_grpc.WeightsServicer):
-    """Publications, announcements, plans, chunks."""
+class Versions(Protocol):
+    """What can be watched, planned and fetched from: a buffer's shelf, a relay's mirror."""
+
+    traffic: WeightTraffic
+
+    @property
+    def store(self) -> WeightStore: ...
+
+    @property
+    def changed(self) -> Signal: ...
+
+    def newest(self) -> weights_pb2.Announcement | None: ...
+
+    async def certain(self) -> None: ...
+
+    def plan(self, request: weights_pb2.PlanRequest) -> weights_pb2.PlanResponse: ...
+
+
+class WeightReading:
+    """The calls of those who receive weights."""
+
+    def __init__(self, versions_of: Callable[[Any], Versions]) -> None:
+        """`versions_of` finds the run that a request means."""
+        self._versions_of = versions_of
+
+    @streaming
+    async def Watch(self, request: weights_pb2.WatchRequest, context: Any) -> AsyncIterator[weights_pb2.Announcement]:
+        """Each newest version, as it comes."""
+        versions = self._versions_of(request)
+        told: weights_pb2.Announcement | None = None
+        while not versions.changed.closed:
+            newest = versions.newest()
+            if newest is not None and newest != told:
+                await versions.certain()
+                yield newest
+                told = newest
+            else:
+                await versions.changed.wait(MAX_WAIT_S)
+
+    @answering
+    async def Plan(self, request: weights_pb2.PlanRequest, context: Any) -> weights_pb2.PlanResponse:
+        """The cheapest path."""
+        return self._versions_of(request).plan(request)
+
+    @streaming
+    async def Fetch(self, request: weights_pb2.FetchRequest, context: Any) -> AsyncIterator[weights_pb2.FetchResponse]:
+        """Chunks in pieces, each chunk from the offset asked."""
+        versions, link = self._versions_of(request), link_of(request.member)
+        for chunk in request.chunks:
+            offset = chunk.offset
+            while piece := await asyncio.to_thread(versions.store.read_chunk, chunk.digest, offset, PIECE_BYTES):
+                versions.traffic.sent(link, len(piece))
+                yield weights_pb2.FetchResponse(
+                    chunk=weights_pb2.ChunkData(digest=chunk.digest, offset=offset, data=piece)
+                )
+                offset += len(piece)
+
+
+class WeightsService(WeightReading, weights_pb2_grpc.WeightsServicer):
+    """Publications too."""
 
     def __init__(self, tenants: Tenants) -> None:
+        super().__init__(lambda request: tenants.of(request).shelf)
         self._tenants = tenants
 
     @answering
     async def Missing(self, request: weights_pb2.MissingRequest, context: Any) -> weights_pb2.MissingResponse:
         """Which chunks a publication must send."""
-        return weights_pb2.MissingResponse(digests=self._tenants.of(request).reservoir.store.missing(request.chunks))
+        return weights_pb2.MissingResponse(digests=self._tenants.of(request).shelf.store.missing(request.chunks))
 
     @answering
     async def Publish(
@@ -32,44 +93,13 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
     ) -> weights_pb2.PublishResponse:
         """A manifest and the chunks that were missing; the version is announced once all of it is durable."""
         start = (await anext(aiter(requests))).start
-        tenant = self._tenants.of(start)
-        if not tenant.shelf.check(start.member, start.manifest):
-            return weights_pb2.PublishResponse()
-        stored_bytes = await _store_chunks(tenant.reservoir.store, requests, start.manifest)
-        await tenant.shelf.publish(start.member, start.manifest)
-        return weights_pb2.PublishResponse(stored_bytes=stored_bytes)
-
-    @streaming
-    async def Watch(self, request: weights_pb2.WatchRequest, context: Any) -> AsyncIterator[weights_pb2.Announcement]:
-        """Each newest version, as it comes."""
-        tenant = self._tenants.of(request)
-        versions_changed = tenant.reservoir.versions_changed
-        told: weights_pb2.Announcement | None = None
-        while not versions_changed.closed:
-            newest = tenant.shelf.newest()
-            if newest is not None and newest != told:
-                await tenant.reservoir.durable()
-                yield newest
-                told = newest
-            else:
-                await versions_changed.wait(MAX_WAIT_S)
-
-    @answering
-    async def Plan(self, request: weights_pb2.PlanRequest, context: Any) -> weights_pb2.PlanResponse:
-        """The cheapest path."""
-        return self._tenants.of(request).shelf.plan(request)
-
-    @streaming
-    async def Fetch(self, request: weights_pb2.FetchRequest, context: Any) -> AsyncIterator[weights_pb2.FetchResponse]:
-        """Chunks in pieces, each chunk from the offset asked."""
-        store = self._tenants.of(request).reservoir.store
-        for chunk in request.chunks:
-            offset = chunk.offset
-            while piece := await asyncio.to_thread(store.read_chunk, chunk.digest, offset, PIECE_BYTES):
-                yield weights_pb2.FetchResponse(
-                    chunk=weights_pb2.ChunkData(digest=chunk.digest, offset=offset, data=piece)
-                )
-                offset += len(piece)
+        shelf = self._tenants.of(start).shelf
+        if not shelf.check(start.member, start.manifest):
+            return weights_pb2.PublishResponse(anchor_wanted=shelf.anchor_wanted)
+        stored_bytes = await _store_chunks(shelf.store, requests, start.manifest)
+        shelf.traffic.received(link_of(start.member), stored_bytes)
+        await shelf.publish(start.member, start.manifest)
+        return weights_pb2.PublishResponse(stored_bytes=stored_bytes, anchor_wanted=shelf.anchor_wanted)
 
 
 async def _store_chunks(

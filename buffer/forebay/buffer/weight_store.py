@@ -1,14 +1,14 @@
-"""Published weights on disk: chunks by content, and one manifest a version that makes them visible at once.
+"""Published weights: chunks by content, and manifests that make versions visible at once.
 
 A version exists when its manifest does; the manifest is written after every chunk is durable. Chunks are named by their
-blake3, so a publication that is repeated or resumed sends only what is missing. Methods block on the disk: call them
-from a thread.
+blake3, so a publication that is repeated or resumed sends only what is missing. Beside the manifest that the learner
+published, a version may have others that lead to it from further back (`forebay.buffer.weight_merger`). Methods block
+on the store: call them from a thread.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +16,11 @@ from pathlib import Path
 
 import blake3
 
+from forebay.buffer.answers import EncodedWeights
 from forebay.buffer.disk import Disk
 from forebay.buffer.errors import CallRefused, ChunkGone
+from forebay.buffer.weight_key import Key, read_manifests
+from forebay.buffer.weight_place import LocalPlace, Place
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
 
@@ -37,26 +40,43 @@ class WeightStore:
         self,
         folder: Path,
         *,
+        place: Place | None = None,
         disk: Disk | None = None,
         keep_anchors: int = 2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder = folder
-        self._disk, self._keep_anchors, self._clock = disk or Disk(), keep_anchors, clock
-        self._chunks, self._manifests = folder / "chunks", folder / "manifests"
-        for path in (self._chunks, self._manifests):
-            path.mkdir(parents=True, exist_ok=True)
-        for path in (folder, self._chunks, self._manifests):  # a killed process may have left renames unsynced
-            self._disk.sync_folder(path)
-        self._lock = threading.Lock()
-        self._pins: dict[Version, float] = {}
-        self.manifests = self._load()
-        self._sizes = {path.name: path.stat().st_size for path in self._chunks.iterdir() if path.suffix != ".tmp"}
+        """`folder` of this machine holds the objects, unless a `place` elsewhere does. Raises OSError, DecodeError."""
+        self.folder, self.place = folder, place or LocalPlace(folder, disk)
+        self._keep_anchors, self._clock = keep_anchors, clock
+        self._lock, self._tidying = threading.Lock(), threading.Lock()
+        self._pins: dict[Key, float] = {}
+        self.place.settle()
+        self.manifests = read_manifests(self.place)
+        self._sizes = self.place.sizes("chunks")
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all chunks and manifests."""
+        return sum(self._sizes.copy().values()) + sum(manifest.ByteSize() for manifest in self.manifests.values())
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of all chunks and manifests."""
-        return sum(self._sizes.values()) + sum(manifest.ByteSize() for manifest in self.manifests.values())
+        """Bytes of this machine's disk that they take."""
+        return self.stored_bytes if isinstance(self.place, LocalPlace) else 0
+
+    def published(self, version: Version) -> weights_pb2.Manifest | None:
+        """The version's manifest as the learner published it."""
+        return self.manifests.get(Key(version))
+
+    def key_of(self, manifest: weights_pb2.Manifest) -> Key:
+        """The key of one of `manifests`' values."""
+        key = Key.of(manifest, merged=False)
+        return key if self.manifests.get(key) is manifest else Key.of(manifest, merged=True)
+
+    def edges(self, valid: Iterable[Version]) -> list[weights_pb2.Manifest]:
+        """Every manifest that leads to one of the `valid` versions."""
+        wanted = set(valid)
+        return [manifest for key, manifest in self.manifests.items() if key.version in wanted]
 
     def missing(self, chunks: Iterable[weights_pb2.Chunk]) -> list[bytes]:
         """Digests of the chunks that are not here, in the order asked."""
@@ -69,22 +89,34 @@ class WeightStore:
             raise CallRefused(f"chunk {name} does not match its digest: it was damaged on the way; send it again")
         if self._sizes.get(name) == len(data):
             return 0
-        self._disk.replace(self._chunks / name, data)
+        self.place.put(f"chunks/{name}", data)
         with self._lock:
             self._sizes[name] = len(data)
         return len(data)
 
-    def put_manifest(self, manifest: weights_pb2.Manifest) -> None:
-        """Make a version visible, durably. Raises CallRefused while one of its chunks is missing."""
+    def put_manifest(self, manifest: weights_pb2.Manifest, *, merged: bool = False) -> None:
+        """Make a version visible, or another way to it, durably. Raises CallRefused while a chunk of it is missing."""
         missing = self.missing(manifest.chunks)
-        version = Version.from_proto(manifest.version)
+        key = Key.of(manifest, merged=merged)
         if missing:
-            raise CallRefused(f"version {version} lacks {len(missing)} of its {len(manifest.chunks)} chunks: send them")
-        self._disk.replace(self._manifests / f"{version}.manifest", manifest.SerializeToString())
+            raise CallRefused(
+                f"version {key.version} lacks {len(missing)} of its {len(manifest.chunks)} chunks: send them"
+            )
+        self.place.put(key.name, manifest.SerializeToString())
         with self._lock:
-            self.manifests = {**self.manifests, version: manifest}
+            self.manifests = {**self.manifests, key: manifest}
 
-    def read_chunk(self, digest: bytes, offset: int, limit: int) -> bytes:
+    def put_merged(self, encoded: EncodedWeights) -> None:
+        """Store another way to a version; nothing happens when the version, or its base, is gone meanwhile."""
+        key = Key.of(encoded.manifest, merged=True)
+        with self._tidying:
+            if Key(key.version) not in self.manifests or key.base is None or Key(key.base) not in self.manifests:
+                return
+            for digest, data in encoded.chunks.items():
+                self.put_chunk(digest, data)
+            self.put_manifest(encoded.manifest, merged=True)
+
+    def read_chunk(self, digest: bytes, offset: int = 0, limit: int | None = None) -> bytes:
         """At most `limit` bytes of a chunk from `offset`. Raises ChunkGone, CallRefused."""
         name, size = digest.hex(), self._sizes.get(digest.hex())
         if size is None:
@@ -92,53 +124,46 @@ class WeightStore:
         if not 0 <= offset <= size:
             raise CallRefused(f"chunk {name} has {size} bytes: an offset of {offset} lies outside")
         try:
-            with open(self._chunks / name, "rb") as file:
-                file.seek(offset)
-                return file.read(limit)
+            return self.place.get(f"chunks/{name}", offset, limit)
         except FileNotFoundError as error:
             raise ChunkGone(f"chunk {name} was deleted: make a new plan") from error
 
-    def pin(self, versions: Iterable[Version]) -> None:
-        """A plan with these versions was given out: keep them for as long as it is good."""
+    def pin(self, path: Iterable[weights_pb2.Manifest]) -> None:
+        """A plan with these manifests was given out: keep them for as long as it is good."""
         until = self._clock() + PLAN_GOOD_FOR_S
+        keys = [self.key_of(manifest) for manifest in path]
         with self._lock:
-            self._pins |= dict.fromkeys(versions, until)
+            self._pins |= dict.fromkeys(keys, until)
 
     def collect(self, valid: Sequence[Version]) -> list[Version]:
         """Delete what no plan needs: all before the `keep_anchors`-th newest anchor, and void versions.
 
-        `valid` are the published versions that are not void. Pinned versions, and all that is needed to reach
-        them, stay. Returns what was deleted.
+        `valid` are the published versions that are not void. Pinned manifests stay. Returns the versions deleted.
         """
+        with self._tidying:  # chunks that `put_merged` has stored are nobody's until their manifest is there
+            return self._collect(valid)
+
+    def _collect(self, valid: Sequence[Version]) -> list[Version]:
         with self._lock:
-            keep = self._kept(sorted(version for version in valid if version in self.manifests))
-            gone = [version for version in self.manifests if version not in keep]
-            self.manifests = {version: self.manifests[version] for version in keep}
+            keep = self._kept(sorted(version for version in valid if Key(version) in self.manifests))
+            gone = [key for key in self.manifests if key not in keep]
+            self.manifests = {key: manifest for key, manifest in self.manifests.items() if key in keep}
             used = {chunk.digest.hex() for manifest in self.manifests.values() for chunk in manifest.chunks}
             orphans = [name for name in self._sizes if name not in used] if gone else []
             for name in orphans:
                 del self._sizes[name]
-        for version in gone:
-            (self._manifests / f"{version}.manifest").unlink(missing_ok=True)
-        if orphans:  # power loss must not bring a manifest back without its chunks
-            self._disk.sync_folder(self._manifests)
-        for name in orphans:
-            (self._chunks / name).unlink(missing_ok=True)
-        return gone
+        if gone:  # durably before its chunks: power loss must not bring a manifest back without them
+            self.place.delete([key.name for key in gone])
+            self.place.delete([f"chunks/{name}" for name in orphans])
+        return [key.version for key in gone if key.base is None]
 
-    def _kept(self, valid: list[Version]) -> set[Version]:
+    def _kept(self, valid: list[Version]) -> set[Key]:
         now = self._clock()
-        self._pins = {version: until for version, until in self._pins.items() if until > now}
-        anchors = [version for version in valid if self.manifests[version].anchor]
+        self._pins = {key: until for key, until in self._pins.items() if until > now}
+        anchors = [version for version in valid if self.manifests[Key(version)].anchor]
         if not anchors:
             return set(self.manifests)
         first = anchors[-self._keep_anchors] if len(anchors) >= self._keep_anchors else anchors[0]
-        return {version for version in valid if version >= first} | (self._pins.keys() & self.manifests.keys())
-
-    def _load(self) -> dict[Version, weights_pb2.Manifest]:
-        found = {}
-        for path in self._manifests.glob("*.manifest"):
-            found[Version.parse(path.stem)] = weights_pb2.Manifest.FromString(path.read_bytes())
-        for leftover in (*self._chunks.glob("*.tmp"), *self._manifests.glob("*.tmp")):
-            os.unlink(leftover)
-        return dict(sorted(found.items()))
+        wanted = {version for version in valid if version >= first}
+        kept = {key for key in self.manifests if key.version in wanted and (key.base is None or key.base in wanted)}
+        return kept | (self._pins.keys() & self.manifests.keys())

@@ -277,16 +277,20 @@ class PublishResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STORED_BYTES_FIELD_NUMBER: _builtins.int
+    ANCHOR_WANTED_FIELD_NUMBER: _builtins.int
     stored_bytes: _builtins.int
     """chunk bytes that were new to the store"""
+    anchor_wanted: _builtins.bool
+    """somebody had to begin with an old anchor and many deltas: make the next one new"""
     def __init__(
         self,
         *,
         stored_bytes: _builtins.int = ...,
+        anchor_wanted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stored_bytes", b"stored_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_wanted", b"anchor_wanted", "stored_bytes", b"stored_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
