@@ -36,9 +36,9 @@ class Learner:
     version: Version | None = None
 
     async def publish(self, step: int, state: HostState) -> Version:
-        """An anchor first, deltas to what was published last from then on."""
+        """An anchor first and for other tensors, else deltas to what was published last."""
         version = Version(self.incarnation, step)
-        if self.state is None or self.version is None:
+        if self.state is None or self.version is None or self.state.specs != state.specs:
             encoded = encode_anchor(state, version=version)
         else:
             encoded = encode_delta(self.state, state, version=version, base_version=self.version)
@@ -90,15 +90,19 @@ class RecordingEngine:
     installed: list[tuple[str, str, bytes]] = field(default_factory=list)
     failures: int = 0
     version: Version | None = None
+    serving: HostCopy | None = None
     reply: Callable[..., Generation] | None = None
     before: Callable[[str], Awaitable[object]] | None = None  #: awaited with the request id before each reply
 
     async def adopt(self, copy: HostCopy) -> None:
         self._take("adopt", copy)
 
-    async def install(self, copy: HostCopy) -> float:
+    async def install(self, copy: HostCopy, *, put_back: Callable[[], None]) -> float:
         if self.failures:
             self.failures -= 1
+            put_back()
+            assert self.serving is not None
+            self._check(self.serving)  # what served stands where it stood
             raise InstallFailed(f"version {copy.version} could not be installed: the test says so")
         self._take("install", copy)
         return 0.01
@@ -109,11 +113,15 @@ class RecordingEngine:
         return self.reply(prompt, version=self.version, **request)
 
     def _take(self, how: str, copy: HostCopy) -> None:
-        with open(copy.path, "rb") as memory:  # as a worker would: by path, from outside
-            found = HostState.attach(copy.layout, memory.fileno()).digest()  # type: ignore[arg-type]
-        assert found == copy.digest
+        self._check(copy)
+        self.serving = copy
         self.installed.append((how, str(copy.version), copy.digest))
         self.version = copy.version
+
+    @staticmethod
+    def _check(copy: HostCopy) -> None:
+        with open(copy.path, "rb") as memory:  # as a worker would: by path, from outside
+            assert HostState.attach(copy.layout, memory.fileno()).digest() == copy.digest  # type: ignore[arg-type]
 
 
 def two_tokens(prompt: list[int], *, version: Version, **request: Any) -> Generation:

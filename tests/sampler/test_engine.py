@@ -43,8 +43,12 @@ async def serving(engine: Engine, copies: dict[Version, HostCopy]) -> AsyncItera
     if engine.version is None:
         await engine.adopt(copies[FIRST])
     elif engine.version != FIRST:
-        await engine.install(copies[FIRST])
+        await engine.install(copies[FIRST], put_back=_nothing)
     yield engine
+
+
+def _nothing() -> None:
+    """These copies lie apart: what served is whole at any time."""
 
 
 @torch.no_grad()
@@ -81,7 +85,7 @@ async def test_install_in_flight_is_right_to_the_token(
     asked = [asyncio.create_task(ask(serving, f"flight-{n}", seed=n, max_tokens=300)) for n in range(8)]
     warm = await ask(serving, "flight-short", seed=99, max_tokens=20)  # when it is done the others are under way
     assert warm.spans[0].version == FIRST
-    pause_s = await serving.install(copies[SECOND])
+    pause_s = await serving.install(copies[SECOND], put_back=_nothing)
     replies = await asyncio.gather(*asked)
 
     mixed = [reply for reply in replies if len(reply.spans) == 2]
@@ -103,7 +107,7 @@ async def test_prefix_cache_does_not_mix_versions(
     serving: Engine, folders: dict[Version, Path], copies: dict[Version, HostCopy]
 ) -> None:
     await ask(serving, "fill")  # the prompt's block is cached now, under FIRST
-    await serving.install(copies[SECOND])
+    await serving.install(copies[SECOND], put_back=_nothing)
     reply = await ask(serving, "after")
     assert {span.version for span in reply.spans} == {SECOND}
     np.testing.assert_allclose(reply.logprobs, recomputed(folders[SECOND], reply, PROMPT), atol=SAME)
@@ -132,7 +136,7 @@ async def test_failed_install_keeps_the_old_version_serving(
 ) -> None:
     asked = asyncio.create_task(ask(serving, f"kept-{how}", max_tokens=200))
     with pytest.raises(InstallFailed, match=r"1\.1 could not be installed"):
-        await serving.install(_broken(copies[SECOND], how, folders))
+        await serving.install(_broken(copies[SECOND], how, folders), put_back=_nothing)
     assert serving.version == FIRST
     for reply in (await asked, await ask(serving, f"next-{how}", seed=3)):
         assert {span.version for span in reply.spans} == {FIRST}

@@ -11,11 +11,13 @@ import pytest
 
 from forebay.buffer.client import BufferClient
 from forebay.config.models import RunFile
+from forebay.sampler import receiver
 from forebay.sampler.activity import Activity
 from forebay.sampler.beside import end
 from forebay.sampler.receiver import WeightReceiver
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
+from forebay.wire.weights import HostState
 from tests.sampler.support import (
     Learner,
     RecordingEngine,
@@ -189,3 +191,38 @@ async def test_waiting_for_the_first_weights_has_a_name(bench: Bench, checkpoint
     await soon(lambda: bench.activity.doing == "waiting: learner to publish the first weights")
     await bench.learner.publish(0, base_state(checkpoint))
     await proving
+
+
+async def test_an_anchor_of_other_tensors_leaves_what_serves_whole(bench: Bench, checkpoint: Path) -> None:
+    """The engine refuses it, as one that misses a tensor; the version before it must be there to be put back."""
+    state = base_state(checkpoint)
+    first = await bench.learner.publish(0, state)
+    await bench.ready()
+    other = HostState.allocate(state.specs[1:])
+    bench.engine.failures = 1
+    async with bench.following():
+        await bench.learner.publish(1, other)
+        await soon(lambda: bench.activity.failed_installs == 1)
+        assert bench.receiver.held is not None
+        assert bench.receiver.held.version == first
+
+
+async def test_memory_that_rots_is_found_and_healed_by_an_anchor(
+    bench: Bench, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "RECHECK_EVERY_INSTALLS", 1)
+    monkeypatch.setattr(RecordingEngine, "_check", staticmethod(lambda copy: None))  # an engine reads without looking
+    state = base_state(checkpoint)
+    await bench.learner.publish(0, state)
+    await bench.ready()
+    async with bench.following():
+        held = bench.receiver._host.state
+        held._bytes(held.names[0])[-1] ^= 128  # an update moves elements by steps, so the bit stays wrong
+        state = nudged(state, 1)
+        await bench.learner.publish(1, state)
+        await soon(lambda: bench.activity.installs == 1 and held.damaged)
+        state = nudged(state, 2)
+        await bench.holds(await bench.learner.publish(2, state))
+        assert bench.client.anchors > 0
+        assert bench.receiver._host.state.recheck() == []
+        assert bench.engine.installed[-1][2] == state.digest()

@@ -59,6 +59,7 @@ class Kind(IntEnum):
 
 #: Kinds whose payload alone leads back from new to base.
 REVERSIBLE = frozenset({Kind.SAME, Kind.GAPS, Kind.XOR, Kind.BITMASK})
+_LAST = max(Kind)
 _STEPPED = frozenset({Kind.GAPS, Kind.BITMASK, Kind.CLASSES})
 
 
@@ -106,7 +107,7 @@ def open_block(data: memoryview, elements: int, width: int) -> Opened:
     if len(data) < _HEAD.size:
         raise WireError("block cut short")
     number, changed = _HEAD.unpack_from(data)
-    if number > max(Kind) or changed > elements or (changed == 0) != (number == Kind.SAME):
+    if number > _LAST or changed > elements or (changed == 0) != (number == Kind.SAME):
         raise WireError(f"block of kind {number} with {changed} of {elements} elements changed")
     count = _stream_count(Kind(number), width)
     at = _HEAD.size + 4 * count

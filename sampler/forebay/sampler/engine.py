@@ -128,31 +128,40 @@ class Engine:
         await self._llm.update_weight_version(str(copy.version))
         self._serving = copy
 
-    async def install(self, copy: HostCopy) -> float:
+    async def install(self, copy: HostCopy, *, put_back: Callable[[], None]) -> float:
         """Swap the weights under the requests in flight; returns for how many seconds generation stood still.
 
-        Requests go on where they were, their cached keys and values computed anew. Raises InstallFailed when the old
-        version had to be put back, EngineDied when even that failed.
+        Requests go on where they were, their cached keys and values computed anew. Whatever fails, `put_back` is called
+        in a thread to make the bytes of what served before whole again. Raises InstallFailed when the old version
+        serves again, EngineDied when it could not be put back.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._install(copy)))
+        return await asyncio.shield(asyncio.ensure_future(self._install(copy, put_back)))
 
-    async def _install(self, copy: HostCopy) -> float:
+    async def _install(self, copy: HostCopy, put_back: Callable[[], None]) -> float:
         async with self._installing:
-            if self._serving is not None:
-                _refuse_other_tensors(self._serving, copy)
-            started = time.monotonic()
             try:
-                async with asyncio.timeout(PAUSE_DEADLINE_S):
-                    await self._llm.pause_generation(mode="keep", clear_cache=True)
-                await self._swap(copy)
-            finally:
-                await self._llm.resume_generation()
-            return time.monotonic() - started
+                return await self._paused_swap(copy, put_back)
+            except BaseException:
+                await asyncio.to_thread(put_back)
+                raise
 
-    async def _swap(self, copy: HostCopy) -> None:
+    async def _paused_swap(self, copy: HostCopy, put_back: Callable[[], None]) -> float:
+        if self._serving is not None:
+            _refuse_other_tensors(self._serving, copy)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(PAUSE_DEADLINE_S):
+                await self._llm.pause_generation(mode="keep", clear_cache=True)
+            await self._swap(copy, put_back)
+        finally:
+            await self._llm.resume_generation()
+        return time.monotonic() - started
+
+    async def _swap(self, copy: HostCopy, put_back: Callable[[], None]) -> None:
         try:
             await self._load(copy)
         except Exception as error:
+            await asyncio.to_thread(put_back)
             await self._restore(copy, error)
             raise InstallFailed(f"version {copy.version} could not be installed: {_cause(error)}") from error
         self._serving = copy

@@ -1,4 +1,4 @@
-"""Two copies of the weights in shared memory: the one that serves, and the one that the next version is made in."""
+"""The sampler's one copy of the weights, in shared memory: the next version is made in place, and can be unmade."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 
 from forebay.sampler.engine import HostCopy
+from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
-from forebay.wire.weights import HostState, TensorSpec
+from forebay.wire.weights import HostState, TensorSpec, Undo, apply
 
 
 class SharedState:
@@ -16,10 +17,6 @@ class SharedState:
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self._memory_fd = os.memfd_create("forebay-weights", os.MFD_CLOEXEC)
         self.state = HostState.allocate(specs, fd=self._memory_fd)
-
-    def fits(self, specs: Sequence[TensorSpec]) -> bool:
-        """Whether another state of these tensors could be copied in."""
-        return self.state.specs == list(specs)
 
     def as_copy(self, version: Version) -> HostCopy:
         """What the engine is pointed at. Raises CorruptWeights when the state is damaged."""
@@ -37,50 +34,56 @@ class SharedState:
 
 
 class HostWeights:
-    """What serves stays whole until the engine has taken its successor: a failed update has something to go back to.
+    """What serves, changed in place to what will serve next.
 
-    Costs two copies of the published weights in host memory. All methods block: call them in a thread.
+    The engine reads these bytes only while it installs them, so nobody sees the change. What was applied is taken back
+    when an update or its installation fails (`put_back`) and forgotten only once the engine has it (`keep`); until
+    then the payloads on the way are held, and after an anchor a second copy. All methods block: call them in a thread.
     """
 
-    def __init__(self) -> None:
-        self._serving: SharedState | None = None
-        self._staging: SharedState | None = None
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._shared = SharedState(specs)
+        self._replaced: SharedState | None = None  #: what serves, while an anchor of other tensors is tried
+        self._undos: list[Undo] = []
 
     @property
-    def serving(self) -> SharedState:
-        """The copy that the engine holds. Raises RuntimeError before the first `promote`."""
-        if self._serving is None:
-            raise RuntimeError("no weights yet")
-        return self._serving
+    def state(self) -> HostState:
+        """The weights as they are now."""
+        return self._shared.state
 
-    def stage_copy(self) -> HostState:
-        """A copy of what serves, to apply deltas to."""
-        staged = self.stage_empty(self.serving.state.specs)
-        staged.copy_from(self.serving.state)
-        return staged
+    def as_copy(self, version: Version) -> HostCopy:
+        """The weights as they are now, for the engine. Raises CorruptWeights when they are damaged."""
+        return self._shared.as_copy(version)
 
-    def stage_empty(self, specs: Sequence[TensorSpec]) -> HostState:
-        """Room for these tensors, to apply an anchor to."""
-        ordered = sorted(specs, key=lambda spec: spec.name)
-        if self._staging is None or not self._staging.fits(ordered):
-            if self._staging is not None:
-                self._staging.close()
-            self._staging = SharedState(ordered)
-        return self._staging.state
+    def apply(self, manifest: weights_pb2.Manifest, payload: bytes) -> None:
+        """One more update. Raises WrongBase or CorruptWeights; the weights are then as they were before it."""
+        specs = sorted((_spec(entry) for entry in manifest.tensors), key=lambda spec: spec.name)
+        if manifest.anchor and specs != self.state.specs:
+            self.put_back()
+            self._replaced, self._shared = self._shared, SharedState(specs)
+        self._undos.append(apply(self.state, manifest, payload, keep_undo=True))
 
-    def staged(self, version: Version) -> HostCopy:
-        """What was staged, as the engine takes it."""
-        if self._staging is None:
-            raise RuntimeError("nothing is staged")
-        return self._staging.as_copy(version)
+    def keep(self) -> None:
+        """The engine has taken the weights: there is no way back any more."""
+        self._undos.clear()
+        if self._replaced is not None:
+            self._replaced.close()
+            self._replaced = None
 
-    def promote(self) -> None:
-        """The engine took what was staged: it serves now, and its predecessor's memory is the next staging area."""
-        self._serving, self._staging = self._staging, self._serving
+    def put_back(self) -> None:
+        """Make the weights again what they were at the last `keep`."""
+        if self._replaced is not None:
+            self._undos.clear()
+            self._shared.close()
+            self._shared, self._replaced = self._replaced, None
+        while self._undos:
+            self._undos.pop().roll_back()
 
     def close(self) -> None:
-        """Give both copies back."""
-        for shared in (self._serving, self._staging):
-            if shared is not None:
-                shared.close()
-        self._serving = self._staging = None
+        """Give the memory back."""
+        self.put_back()
+        self._shared.close()
+
+
+def _spec(entry: weights_pb2.TensorEntry) -> TensorSpec:
+    return TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,15 @@ from forebay.sampler.errors import InstallFailed
 from forebay.sampler.host_weights import HostWeights
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
-from forebay.wire.weights import CorruptWeights, HostState, TensorSpec, WeightsError, apply
+from forebay.wire.weights import CorruptWeights, HostState, WeightsError
 
 log = logging.getLogger("forebay.sampler.receiver")
 
 #: The run file's spelling of a dtype -> safetensors'.
 SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
+#: A recheck reads the whole host copy once, at the speed of memory.
+RECHECK_EVERY_INSTALLS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +36,12 @@ class Held:
 
 
 class WeightReceiver:
-    """Owns the host copies and tells the engine when to take one."""
+    """Owns the host copy and tells the engine when to take it."""
 
     def __init__(self, client: BufferClient, folder: Path, dtype: str, activity: Activity) -> None:
         """`folder` is the local checkpoint, `dtype` the published one (safetensors' spelling)."""
         self._client, self._folder, self._dtype, self._activity = client, folder, dtype, activity
-        self._host = HostWeights()
+        self._made: HostWeights | None = None
         self._announced: weights_pb2.Announcement | None = None
         self._news = asyncio.Condition()
         self._checkpoint_digest = b""
@@ -61,8 +63,7 @@ class WeightReceiver:
         while True:
             try:
                 self._proved = await self._stage(Held(version=Version(0, 0), digest=self._checkpoint_digest))
-                await asyncio.to_thread(self._host.promote)
-                return
+                return await asyncio.to_thread(self._host.keep)
             except PlanOutdated as error:
                 log.info("planning anew: %s", error)
 
@@ -70,12 +71,12 @@ class WeightReceiver:
         """Make the engine serve the proved version: by name alone if it loaded just these bytes from the checkpoint."""
         proved = self._proved
         assert proved is not None, "prove comes first"
-        copy = await asyncio.to_thread(self._host.serving.as_copy, proved.version)
+        copy = await asyncio.to_thread(self._host.as_copy, proved.version)
         native = await asyncio.to_thread(stored_dtypes, self._folder)
         if proved.digest == self._checkpoint_digest and native == {self._dtype}:
             await engine.adopt(copy)
         else:
-            self._installed(await engine.install(copy))
+            self._installed(await engine.install(copy, put_back=self._host.put_back))
         await self._now_held(proved)
         log.info("serving version %s, digest %s", proved.version, proved.digest.hex()[:12])
 
@@ -108,22 +109,32 @@ class WeightReceiver:
     async def _advance(self, engine: Engine) -> None:
         assert self.held is not None, "hand_over comes first"
         staged = await self._stage(self.held)
+        copy = await asyncio.to_thread(self._host.as_copy, staged.version)
         if staged.digest == self.held.digest:  # the same weights under a new name: a learner that resumed
-            await engine.adopt(await asyncio.to_thread(self._host.serving.as_copy, staged.version))
+            await engine.adopt(copy)
             return await self._now_held(staged)
-        copy = await asyncio.to_thread(self._host.staged, staged.version)
         async with self.gate:
             try:
-                self._installed(await engine.install(copy))
+                self._installed(await engine.install(copy, put_back=self._host.put_back))
             except InstallFailed:
                 self._activity.failed_installs += 1
                 raise
-            self._host.promote()
+            await asyncio.to_thread(self._host.keep)
             await self._now_held(staged)
-        return log.info("installed version %s in %.3f s", staged.version, self._activity.update_pause_s)
+        log.info("installed version %s in %.3f s", staged.version, self._activity.update_pause_s)
+        return await self._recheck()
+
+    async def _recheck(self) -> None:
+        """Every now and then: does memory hold what the digests say? If not, the next version comes by an anchor."""
+        if self._activity.installs % RECHECK_EVERY_INSTALLS:
+            return
+        rotten = await asyncio.to_thread(self._host.state.recheck)
+        if rotten:
+            log.error("the host copy of %d tensors went bad in memory, the first is %s", len(rotten), rotten[0])
+            self._host.state.mark_damaged(f"{rotten[0]} went bad in memory")
 
     async def _stage(self, base: Held) -> Held:
-        """Make the newest version in the staging copy. A path that does not lead there is replaced by an anchor's."""
+        """Make the newest version in the host copy. A path that does not lead there is replaced by an anchor's."""
         plan = await self._client.plan(base.version if self.held else None, base.digest)
         try:
             return await self._take(plan)
@@ -133,28 +144,30 @@ class WeightReceiver:
         return await self._take(await self._client.plan(None, b""))
 
     async def _take(self, plan: weights_pb2.PlanResponse) -> Held:
-        staged = await asyncio.to_thread(self._begin, plan)
-        for manifest in plan.path:
-            payload = await self._client.fetch(manifest)
-            await asyncio.to_thread(apply, staged, manifest, payload)
-        if await asyncio.to_thread(staged.digest) != plan.digest:
-            raise CorruptWeights(f"the way to version {Version.from_proto(plan.version)} ended at other weights")
+        try:
+            for manifest in plan.path:
+                payload = await self._client.fetch(manifest)
+                await asyncio.to_thread(self._host.apply, manifest, payload)
+            if await asyncio.to_thread(self._host.state.digest) != plan.digest:
+                raise CorruptWeights(f"the way to version {Version.from_proto(plan.version)} ended at other weights")
+        except BaseException:
+            await asyncio.to_thread(self._host.put_back)
+            raise
         return Held(version=Version.from_proto(plan.version), digest=plan.digest)
-
-    def _begin(self, plan: weights_pb2.PlanResponse) -> HostState:
-        """An empty copy for a path from an anchor, a copy of what is held for any other. Blocks."""
-        if plan.path and plan.path[0].anchor:
-            return self._host.stage_empty(_specs(plan.path[0]))
-        return self._host.stage_copy()
 
     def _read_checkpoint(self) -> None:
         """Blocks."""
         read = HostState.from_safetensors(self._folder, self._dtype)
-        self._host.stage_empty(read.specs).copy_from(read)
-        self._checkpoint_digest = read.digest()
-        self._host.promote()
+        self._made = HostWeights(read.specs)
+        self._host.state.copy_from(read)
+        self._checkpoint_digest = self._host.state.digest()
 
     # --- who knows what
+
+    @property
+    def _host(self) -> HostWeights:
+        assert self._made is not None, "prove comes first"
+        return self._made
 
     def _installed(self, pause_s: float) -> None:
         self._activity.installs += 1
@@ -186,7 +199,8 @@ class WeightReceiver:
 
     def close(self) -> None:
         """Give the host memory back."""
-        self._host.close()
+        if self._made is not None:
+            self._made.close()
 
 
 def stored_dtypes(folder: Path) -> set[str]:
@@ -197,7 +211,3 @@ def stored_dtypes(folder: Path) -> set[str]:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         found |= {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
     return found
-
-
-def _specs(anchor: weights_pb2.Manifest) -> Sequence[TensorSpec]:
-    return [TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape)) for entry in anchor.tensors]
