@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from forebay.cli import configure, control, doctor, evaluate, ledger, plot, replay, run, services, watch
+from forebay.cli import configure, control, doctor, evaluate, ledger, plot, replay, run, services, watch, weights
 from forebay.cli.arguments import split_dotted
 from forebay.errors import EXIT_FAILED, ForebayError, UsageError
 
@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
-    for group in (run, services, watch, ledger, control, evaluate, plot, replay, configure, doctor):
+    for group in (run, services, watch, ledger, control, evaluate, plot, replay, weights, configure, doctor):
         group.add(subparsers)
     return parser
 
