@@ -112,7 +112,10 @@ class Proxy:
             else:
                 self.line.bytes_down += len(data)
             target.write(data)
-            await target.drain()
+            try:
+                await target.drain()
+            except ConnectionError:
+                return
 
 
 @asynccontextmanager

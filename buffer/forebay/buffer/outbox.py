@@ -24,8 +24,8 @@ from forebay.wire.v1 import common_pb2, experience_pb2
 WINDOW_FRAMES = 512
 #: The credit of a stream until the buffer has named one.
 FIRST_CREDIT_BYTES = 4 << 20
-#: Small frames travel together up to this.
-MESSAGE_BYTES = 1 << 20
+#: Small frames travel together up to these: a whole window in one message would wait for the whole answer.
+MESSAGE_BYTES, MESSAGE_FRAMES = 1 << 20, 64
 
 FrameBuilder = Callable[[int], experience_pb2.Frame]
 Response = experience_pb2.AppendResponse
@@ -176,7 +176,8 @@ class Outbox:
         begin = sent + 1 - self._entries[0].sequence if self._entries else 0
         room_bytes = self._credit_bytes - sum(entry.payload_bytes for entry in in_flight)
         found, size = list[_Entry](), 0
-        for index in range(begin, min(len(self._entries), begin + WINDOW_FRAMES - len(in_flight))):
+        most = min(MESSAGE_FRAMES, WINDOW_FRAMES - len(in_flight))
+        for index in range(begin, min(len(self._entries), begin + most)):
             entry = self._entries[index]
             size += entry.payload_bytes
             if (in_flight or found) and (size > room_bytes or (found and size > MESSAGE_BYTES)):
