@@ -34,14 +34,14 @@ def test_the_last_of_two_flags_wins(tmp_path: Path) -> None:
 def test_values_are_toml_and_plain_words_are_text(tmp_path: Path) -> None:
     run = loaded(
         tmp_path,
-        learner__normalize_advantage="false",
+        learner__drop_overlong="true",
         sampler__stop='["\\n", "END"]',
         sampler__fleet="spot",
         sampler__engine__max_model_len="64",
         sampler__engine__dtype="float32",
         learner__deepspeed__zero_optimization__overlap_comm="true",
     )
-    assert run.learner.normalize_advantage is False
+    assert run.learner.drop_overlong is True
     assert run.sampler.stop == ["\n", "END"]
     assert run.sampler.fleet == "spot"
     assert run.sampler.engine == {"max_model_len": 64, "dtype": "float32"}

@@ -104,6 +104,10 @@ class FakeBuffer:
             f"{Version.from_proto(e.manifest.version)}{' anchor' if e.manifest.anchor else ''}" for e in self.published
         ]
 
+    def first_digest(self) -> bytes:
+        """Of the weights that were published first."""
+        return bytes(self.published[0].manifest.digest)
+
     def newest_weights(self) -> HostState:
         """What a sampler that followed every publication holds, proved by digest."""
         first = self.published[0].manifest

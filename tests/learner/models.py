@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from forebay.config.models import RunFile
 from forebay.learner.attention import ATTENTION, register
 from forebay.wire.trajectory import Trajectory, VersionSpan
 from forebay.wire.version import Version
@@ -67,3 +68,13 @@ def trajectory(
         top_p=top_p,
         reward=float(rng.normal()),
     )
+
+
+def run_file(**learner: object) -> RunFile:
+    """A run file that names an algorithm and no machine."""
+    return RunFile.model_validate(
+        {
+            "run": {"name": "t"}, "model": {"path": "m"}, "task": {"name": "t"},
+            "sampler": {"max_new_tokens": 17}, "learner": {"max_staleness": 0, **learner},
+        }
+    )  # fmt: skip

@@ -7,25 +7,26 @@ import math
 import pytest
 import torch
 
-from forebay.config.models import LearnerSection
+from forebay.config.learner_section import LearnerSection
 from forebay.learner.engine import Engine, deepspeed_settings
-from forebay.learner.packing import MicroBatch, Sample, pack
+from forebay.learner.packing import MicroBatch, pack
 from forebay.learner.policy import Policy
+from forebay.learner.sample import with_advantage
 from tests.learner.models import random_groups, tiny_llama
 
 KINDS = [("float32", 0), ("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)]
 
 
-def engine(dtype: str = "float32", stage: int = 0, seed: int = 0) -> Engine:
+def engine(dtype: str = "float32", stage: int = 0, seed: int = 0) -> Engine[tuple[torch.Tensor, torch.Tensor]]:
     settings = LearnerSection(compute_dtype=dtype, zero_stage=stage, lr=1e-3)  # type: ignore[arg-type]
     return Engine(Policy(tiny_llama(seed)), settings)
 
 
 def batches(seed: int, limit: int = 40) -> list[MicroBatch]:
-    return pack([Sample(trajectory=t, advantage=t.reward) for t in random_groups(seed)], limit)
+    return pack([with_advantage(t, t.reward) for t in random_groups(seed)], limit)
 
 
-def train(engine: Engine, micros: list[MicroBatch], scale: float = 1.0) -> float:
+def train(engine: Engine[tuple[torch.Tensor, torch.Tensor]], micros: list[MicroBatch], scale: float = 1.0) -> float:
     tokens = sum(micro.targets for micro in micros)
     for micro in micros:
         logprob_t, _ = engine.score(micro)
@@ -33,7 +34,7 @@ def train(engine: Engine, micros: list[MicroBatch], scale: float = 1.0) -> float
     return engine.update(1e-3).grad_norm
 
 
-def weights(engine: Engine) -> dict[str, torch.Tensor]:
+def weights(engine: Engine[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in engine.state()}
 
 

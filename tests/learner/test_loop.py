@@ -156,11 +156,27 @@ def test_drift_beyond_max_kl_pauses_before_anything_is_published(tmp_path: Path,
 
 
 def test_updates_that_stay_not_finite_end_the_run_and_the_buffer_is_told(tmp_path: Path, model_folder: Path) -> None:
+    buffer = FakeBuffer(lambda step: [replace(t, reward=1e300 * t.reward) for t in batch_of(step)])
+    with pytest.raises(NonFiniteTraining, match="3 times in a row"):
+        run_learner(run_file(tmp_path, model_folder, estimator="dr_grpo"), buffer, Stop())
+    assert buffer.committed == 2
+    assert buffer.left
+    assert buffer.newest_weights().digest() == buffer.first_digest()
+
+
+def test_weights_that_answer_nan_are_never_published(tmp_path: Path, model_folder: Path) -> None:
     buffer = FakeBuffer(batch_of)
     run = run_file(tmp_path, model_folder, lr=1e38, max_grad_norm=1e30, max_kl=1e30)
-    with pytest.raises(NonFiniteTraining, match="3 times in a row"):
+    with pytest.raises(NonFiniteTraining, match="not published"):
         run_learner(run, buffer, Stop())
-    assert buffer.left
+    assert (buffer.versions, buffer.committed) == (["1.0 anchor"], 0)
+
+
+def test_an_update_that_goes_beyond_max_kl_is_not_published(tmp_path: Path, model_folder: Path) -> None:
+    buffer = FakeBuffer(batch_of)
+    assert run_learner(run_file(tmp_path, model_folder, lr=0.5, max_kl=3.0), buffer, Stop()) == 1
+    assert "after its updates" in buffer.pauses[0]
+    assert (buffer.versions, buffer.committed) == (["1.0 anchor"], 0)
 
 
 def test_the_buffer_may_be_slow_to_store_without_stopping_training(tmp_path: Path, model_folder: Path) -> None:

@@ -7,27 +7,32 @@ import torch
 from torch.nn.functional import log_softmax
 
 from forebay.learner.logprobs import selected_logprobs
-from forebay.learner.objective import Objective
-from forebay.learner.packing import MicroBatch, Sample, pack
+from forebay.learner.loss import PolicyLoss
+from forebay.learner.packing import MicroBatch, pack
 from forebay.learner.policy import Policy
+from forebay.learner.sample import Sample, with_advantage
+from forebay.learner.tokens import Totals
+from forebay.learner.trainer import tokens_of
 from tests.learner import reference
-from tests.learner.models import random_groups, tiny_llama
+from tests.learner.models import random_groups, run_file, tiny_llama
 
-OBJECTIVE = Objective(clip_low=0.2, clip_high=0.2, importance_cap=2.0, entropy_coef=0.0)
+CAP = 2.0
+LOSS = PolicyLoss.of(run_file(importance_cap=CAP))
 
 
 def samples(seed: int, **shape: float) -> list[Sample]:
     """Random experience; the advantage is the reward."""
-    return [Sample(trajectory=t, advantage=t.reward) for t in random_groups(seed, **shape)]
+    return [with_advantage(t, t.reward) for t in random_groups(seed, **shape)]
 
 
 def gradients(policy: Policy, batches: list[MicroBatch]) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients summed over micro-batches."""
     policy.zero_grad()
-    tokens, total = sum(batch.targets for batch in batches), 0.0
+    totals = Totals(tokens=sum(batch.targets for batch in batches), sequences=sum(len(b.samples) for b in batches))
+    total = 0.0
     for batch in batches:
         logprob_t, entropy_t = policy(batch)
-        loss = OBJECTIVE.loss(logprob_t, entropy_t, logprob_t.detach(), batch.behaviour_t, batch.advantage_t, tokens)
+        loss = LOSS(tokens_of(batch, logprob_t), entropy_t, None, totals)
         loss.backward()
         total += loss.item()
     return total, {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
@@ -45,7 +50,7 @@ def test_loss_and_gradients_equal_the_float64_reference(seed: int, tied: bool) -
     batch = samples(seed)
     loss, ours = gradients(Policy(model), pack(batch, 64))
     plain = reference.in_float64(model)
-    expected = reference.loss(plain, batch, OBJECTIVE)
+    expected = reference.truncated_is_loss(plain, batch, CAP)
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-6, abs=1e-7)
     for name, parameter in plain.named_parameters():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.config.models import LearnerSection
+from forebay.config.learner_section import LearnerSection
 from forebay.sampler.filters import why_filtered
 from forebay.sampler.shipper import priority_of
 from forebay.wire.trajectory import Trajectory, VersionSpan

@@ -6,7 +6,8 @@ import difflib
 from functools import cache
 from typing import Any
 
-from forebay.config.models import Address, RunFile
+from forebay.config.models import RunFile
+from forebay.config.section import Address
 from forebay.config.toml_text import toml_value
 
 Path = tuple[str, ...]

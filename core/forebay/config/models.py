@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Positive = Annotated[int, Field(gt=0)]
-Natural = Annotated[int, Field(ge=0)]
-Address = Annotated[str, Field(pattern=r"^[^\s:]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$")]
+from forebay.config.learner_section import LearnerSection
+from forebay.config.section import Address, Natural, Positive, Section
 
 #: Keys that two services of one run may set differently: where they run, not what they learn.
 LOCAL_KEYS = frozenset(
@@ -58,12 +57,6 @@ OWNED_DEEPSPEED_KEYS = {
     "bf16": "set [learner] compute_dtype",
     "fp16": "set [learner] compute_dtype",
 }
-
-
-class Section(BaseModel):
-    """A section of the run file: immutable, and a key it does not know is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class RunSection(Section):
@@ -161,70 +154,6 @@ class SamplerSection(Section):
     engine: dict[str, Any] = Field(default_factory=dict, description="any vLLM engine argument")
 
 
-class LearnerSection(Section):
-    """The DeepSpeed learner."""
-
-    connect: Address | None = Field(default=None, description="the buffer; default: [buffer] listen")
-    ranks: Positive = 1
-    cpu_threads: Positive | None = Field(
-        default=None, description="computing threads where there is no accelerator; default: half the cores"
-    )
-    steps: Positive = 100
-    groups_per_step: Positive = Field(default=16, description="B: groups a step")
-    group_size: Positive = Field(default=8, description="G: trajectories a group")
-    max_staleness: Natural = Field(
-        default=4, description="steps; 0 with [publish] every_steps = 1 is the synchronous algorithm"
-    )
-    stale: Literal["drop", "keep"] = Field(
-        default="drop", description="what becomes of groups beyond max_staleness when a batch is composed"
-    )
-    drop_zero_variance: bool = Field(
-        default=False, description="groups whose rewards are all equal are replaced by others (dynamic sampling)"
-    )
-    drop_overlong: bool = Field(
-        default=False, description="groups of which no member ended within max_new_tokens are replaced by others"
-    )
-    selector: Literal["oldest", "fifo", "freshest", "priority", "uniform"] = Field(
-        default="oldest", description="which of the buffered groups a batch takes"
-    )
-    priority_aging: Annotated[float, Field(ge=0)] = Field(
-        default=0.1, description="what a waiting group's priority gains a step"
-    )
-    max_times_sampled: Positive = Field(
-        default=1, description="batches that may have the same group (selector uniform only)"
-    )
-    max_attempts: Positive = Field(
-        default=3, description="learners in a row that may die of a batch before its groups are dead letters"
-    )
-    epochs: Positive = 1
-    minibatches: Positive = Field(default=1, description="optimizer updates an epoch")
-    lr: Annotated[float, Field(ge=0)] = 1e-6
-    lr_warmup_steps: Natural = 0
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    importance_cap: Annotated[float, Field(ge=1)] = Field(
-        default=2.0, description="truncated importance sampling: per-token learner/behaviour ratio is cut here"
-    )
-    normalize_advantage: bool = Field(
-        default=True, description="divide by the group's standard deviation (GRPO); false: Dr.GRPO"
-    )
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    max_kl: Annotated[float, Field(gt=0)] = Field(
-        default=10.0, description="mean KL to the behaviour policy above which the run pauses"
-    )
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    zero_stage: Literal[0, 1, 2] = 1
-    gradient_checkpointing: bool = False
-    tokens_per_microbatch: Positive = 8192
-    checkpoint_every_steps: Positive = 10
-    keep_checkpoints: Positive = 2
-    deepspeed: dict[str, Any] = Field(default_factory=dict, description="any DeepSpeed setting")
-
-
 class PublishSection(Section):
     """How weights leave the learner."""
 
@@ -286,11 +215,8 @@ class RunFile(Section):
                 f"{self.publish.every_steps} the learner would wait for ever; "
                 f"expected at least {self.publish.every_steps - 1}"
             )
-        if self.learner.minibatches > self.learner.groups_per_step:
-            raise ValueError(
-                f"learner.minibatches is {self.learner.minibatches}; expected at most learner.groups_per_step "
-                f"({self.learner.groups_per_step}): a group is never split"
-            )
+        for contradiction in self.learner.contradictions():
+            raise ValueError(contradiction)
         self._check_sampling()
         for section, keys, owned in (
             ("sampler.engine", self.sampler.engine, OWNED_ENGINE_KEYS),

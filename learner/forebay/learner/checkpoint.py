@@ -37,6 +37,7 @@ class Counters:
     step: int
     updates: int  #: optimizer updates applied
     skipped: int  #: updates refused because they were not finite
+    critic_updates: int = 0
     format: int = FORMAT
 
 

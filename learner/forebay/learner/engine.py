@@ -1,4 +1,4 @@
-"""The DeepSpeed engine: mixed precision, ZeRO, clipping and the optimizer behind five methods.
+"""A DeepSpeed engine: a module that is trained, with mixed precision, ZeRO, clipping and the optimizer behind it.
 
 Three tiers of precision: fp32 master weights and Adam moments, compute in `compute_dtype`, gradients summed in fp32.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from forebay.config.models import LearnerSection
+from forebay.config.learner_section import LearnerSection
 from forebay.learner.distributed import silence, start_deepspeed
 from forebay.learner.packing import MicroBatch
-from forebay.learner.policy import Policy
 
 #: Elements that DeepSpeed stages at once where it reduces and gathers; its own default of 5e8 takes 2 GB.
 BUCKET = 50_000_000
@@ -30,20 +29,23 @@ class Update:
     applied: bool  #: False: loss or gradient was not finite, the weights are as before
 
 
-class Engine:
-    """Owns the policy's weights. Not for use by several threads."""
+Scores = TypeVar("Scores")
 
-    def __init__(self, policy: Policy, settings: LearnerSection) -> None:
+
+class Engine(Generic[Scores]):
+    """Owns a role's weights: `module` takes a micro-batch and gives `Scores`. Not for use by several threads."""
+
+    def __init__(self, module: torch.nn.Module, settings: LearnerSection) -> None:
         deepspeed = start_deepspeed()
-        masters = {name: p.detach().clone() for name, p in policy.named_parameters()} if _is_bf16(settings) else {}
+        masters = {name: p.detach().clone() for name, p in module.named_parameters()} if _is_bf16(settings) else {}
         self._optimizer = torch.optim.AdamW(
-            policy.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+            module.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )
         with silence():
             self._engine, *_ = deepspeed.initialize(
-                model=policy, optimizer=self._optimizer, config=deepspeed_settings(settings)
+                model=module, optimizer=self._optimizer, config=deepspeed_settings(settings)
             )
-        self.policy = policy
+        self.module = module
         self._sharded = not isinstance(self._engine.optimizer, torch.optim.Optimizer)
         for name, master in masters.items():
             self._set_master(self._parameter(name), master)
@@ -53,8 +55,8 @@ class Engine:
         """Where the weights are."""
         return torch.device(self._engine.device)
 
-    def score(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The policy's forward pass: log-probabilities [t] and entropies [t]."""
+    def score(self, batch: MicroBatch) -> Scores:
+        """The module's forward pass."""
         return self._engine(batch)  # type: ignore[no-any-return]
 
     def accumulate(self, loss: torch.Tensor) -> None:
@@ -74,7 +76,7 @@ class Engine:
             self._engine.step()
             applied = not self._engine.optimizer.overflow
             return Update(grad_norm=float(self._engine.get_global_grad_norm()), applied=applied)
-        norm = float(torch.nn.utils.get_total_norm(p.grad for p in self.policy.parameters() if p.grad is not None))
+        norm = float(torch.nn.utils.get_total_norm(p.grad for p in self.module.parameters() if p.grad is not None))
         if not math.isfinite(norm):
             self._engine.zero_grad()
             return Update(grad_norm=math.inf, applied=False)
@@ -91,7 +93,7 @@ class Engine:
         The same on every number of ranks and at every ZeRO stage. A collective call: all ranks make it.
         """
         started = self.optimizer_updates() > 0
-        for name, parameter in self.policy.named_parameters():
+        for name, parameter in self.module.named_parameters():
             yield f"master/{name}", self._master(parameter)
             for key in MOMENTS if started else ():
                 yield f"{key}/{name}", self._moment(parameter, key)
@@ -100,7 +102,7 @@ class Engine:
         """Take over what `state` gave, and the count of updates. Raises KeyError when a tensor is missing."""
         if updates:
             self._make_moments(updates)
-        for name, parameter in self.policy.named_parameters():
+        for name, parameter in self.module.named_parameters():
             self._set_master(parameter, state[f"master/{name}"])
             for key in MOMENTS if updates else ():
                 self._set_moment(parameter, key, state[f"{key}/{name}"])
@@ -144,7 +146,7 @@ class Engine:
         safe_set_full_optimizer_state(parameter, value, key)
 
     def _parameter(self, name: str) -> torch.nn.Parameter:
-        return self.policy.get_parameter(name)
+        return self.module.get_parameter(name)
 
 
 def deepspeed_settings(settings: LearnerSection) -> dict[str, Any]:

@@ -18,13 +18,12 @@ from forebay.config.models import RunFile
 from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from forebay.learner.batch import batch_metrics, open_batch
 from forebay.learner.checkpoint import TORCH_RANDOM, CheckpointStore, Counters, Saved
-from forebay.learner.engine import Engine
 from forebay.learner.errors import BadExperience, KlExceeded
 from forebay.learner.heart import Heart
-from forebay.learner.policy import Policy
 from forebay.learner.port import BufferPort
 from forebay.learner.pretrained import load_model, load_tokenizer
 from forebay.learner.publisher import Publisher
+from forebay.learner.roles import load_roles
 from forebay.learner.snapshot import copy_to_host, host_specs
 from forebay.learner.stop import Stop
 from forebay.learner.trainer import Trainer
@@ -78,9 +77,8 @@ class Learner:
         self._tokenizer = load_tokenizer(run.model)
         if run.learner.gradient_checkpointing:
             self._model.gradient_checkpointing_enable()
-        policy = Policy(self._model, entropy_gradient=run.learner.entropy_coef > 0).train()
-        self._engine = Engine(policy, run.learner)
-        self._trainer = Trainer(self._engine, run, self._clock)
+        self._roles = load_roles(run, self._model)
+        self._trainer = Trainer(self._roles, run, self._clock)
         self._progress = self._restored(saved)
         self._membership = self._joined()
         specs = host_specs(self._model, getattr(torch, run.publish.dtype))
@@ -127,8 +125,8 @@ class Learner:
             return Progress(step=0, checkpoint_step=0)
         tensors = saved.tensors()
         torch.set_rng_state(tensors[TORCH_RANDOM])
-        self._engine.restore(tensors, saved.counters.updates)
-        self._trainer.skipped = saved.counters.skipped
+        self._roles.restore(tensors, saved.counters)
+        self._trainer.resume(saved.counters.skipped)
         log.info("resuming from %s", saved.folder)
         return Progress(step=saved.counters.step, checkpoint_step=saved.counters.step)
 
@@ -188,8 +186,11 @@ class Learner:
         self._heart.doing(f"saving step {step}")
         with self._clock.phase("checkpoint"):
             copy_to_host(self._model, self._host)
-            counters = Counters(step=step, updates=self._engine.optimizer_updates(), skipped=self._trainer.skipped)
-            trainer = [*self._engine.state(), (TORCH_RANDOM, torch.get_rng_state())]
+            updates, critic_updates = self._roles.updates()
+            counters = Counters(
+                step=step, updates=updates, skipped=self._trainer.skipped, critic_updates=critic_updates
+            )
+            trainer = [*self._roles.state(), (TORCH_RANDOM, torch.get_rng_state())]
             self._checkpoints.save(counters, self._host, self._model, self._tokenizer, trainer)
         self._progress = Progress(step=self._progress.step, checkpoint_step=step)
 

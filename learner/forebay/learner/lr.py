@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from forebay.config.models import LearnerSection
+from forebay.config.learner_section import LearnerSection
 
 
 def learning_rate(settings: LearnerSection, step: int) -> float:

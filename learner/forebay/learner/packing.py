@@ -12,30 +12,18 @@ prompt, q longest reply of a tile, r rows of the padded tiles.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forebay.wire.trajectory import Trajectory
+from forebay.learner.sample import Floats32, Sample
+from forebay.learner.tokens import Sequences
 
 Ints = NDArray[np.int64]
 #: Sequences share a padded attention tile while the shortest is at least this part of the longest.
 TILE_RATIO = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """A trajectory with its advantage."""
-
-    trajectory: Trajectory
-    advantage: float
-
-    @property
-    def targets(self) -> int:
-        """How many of its tokens are trained."""
-        return int(np.count_nonzero(self.trajectory.loss_mask))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +77,15 @@ class MicroBatch:
     source_t: torch.Tensor  #: int64; packed token whose hidden state predicts the target
     target_t: torch.Tensor  #: int64 token ids
     behaviour_t: torch.Tensor  #: float32 log-probabilities under the policy that generated
-    advantage_t: torch.Tensor  #: float32
     temperature_t: torch.Tensor  #: float32
     top_p_t: torch.Tensor  #: float32
-    sample_t: torch.Tensor  #: int64; index into `samples`
+    sequences: Sequences  #: one a sample, in the order of `samples`
+    expected_b: torch.Tensor  #: float32, see Sample.expected
+    advantage_t: torch.Tensor | None  #: float32, like the following: None where not every sample has it
+    proximal_t: torch.Tensor | None
+    reference_t: torch.Tensor | None
+    value_t: torch.Tensor | None
+    return_t: torch.Tensor | None
     samples: tuple[Sample, ...]
 
     @property
@@ -102,13 +95,17 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on `device`."""
-        tensors = {name: getattr(self, name).to(device) for name in _TENSORS}
-        return MicroBatch(layout=self.layout.to(device), samples=self.samples, **tensors)
+        moved = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
+        sequences = Sequences(
+            of_token_t=self.sequences.of_token_t.to(device), lengths_b=self.sequences.lengths_b.to(device)
+        )
+        return replace(self, layout=self.layout.to(device), sequences=sequences, **moved)
 
 
+COLUMNS = ("advantage_t", "proximal_t", "reference_t", "value_t", "return_t")
 _TENSORS = (
-    "tokens_n", "positions_n", "source_t", "target_t", "behaviour_t", "advantage_t", "temperature_t", "top_p_t",
-    "sample_t",
+    "tokens_n", "positions_n", "source_t", "target_t", "behaviour_t", "temperature_t", "top_p_t", "expected_b",
+    *COLUMNS,
 )  # fmt: skip
 
 
@@ -199,12 +196,21 @@ def _microbatch(pieces: list[list[Sample]]) -> MicroBatch:
         source_t=torch.from_numpy(np.concatenate(sources).astype(np.int64)),
         target_t=of_targets([sample.trajectory.tokens for sample in samples], np.int64),
         behaviour_t=of_targets([sample.trajectory.logprobs for sample in samples], np.float32),
-        advantage_t=each_target([sample.advantage for sample in samples]),
         temperature_t=each_target([sample.trajectory.temperature for sample in samples]),
         top_p_t=each_target([sample.trajectory.top_p for sample in samples]),
-        sample_t=torch.from_numpy(np.repeat(np.arange(len(samples)), counts)),
+        sequences=Sequences(
+            of_token_t=torch.from_numpy(np.repeat(np.arange(len(samples)), counts)),
+            lengths_b=torch.tensor(counts, dtype=torch.float32),
+        ),
+        expected_b=torch.tensor([sample.expected for sample in samples], dtype=torch.float32),
         samples=samples,
+        **{name: _column([getattr(sample, name) for sample in samples]) for name in COLUMNS},
     )
+
+
+def _column(parts: list[Floats32 | None]) -> torch.Tensor | None:
+    given = [part for part in parts if part is not None]
+    return torch.from_numpy(np.concatenate(given)) if len(given) == len(parts) else None
 
 
 def _starts(pieces: list[list[Sample]]) -> tuple[list[int], list[int]]:

@@ -1,192 +1,172 @@
 """One step: from a batch of trajectories to updated weights, and what happened on the way.
 
-Shape suffixes: t targets of a micro-batch.
+Shape suffixes: t trained tokens of a micro-batch.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from forebay.config.models import RunFile
-from forebay.learner.advantages import with_advantages
-from forebay.learner.engine import Engine
-from forebay.learner.errors import KlExceeded, NonFiniteTraining
+from forebay.learner.critic import value_loss
+from forebay.learner.guards import DegenerateRewards, Refusals, guard_kl, guard_new_weights
+from forebay.learner.kl import k3
+from forebay.learner.loss import PolicyLoss
 from forebay.learner.lr import learning_rate
-from forebay.learner.objective import Objective, behaviour_kl
-from forebay.learner.packing import MicroBatch, Sample, pack
+from forebay.learner.meter import Measured, StepMeter
+from forebay.learner.packing import MicroBatch
+from forebay.learner.preparation import Groups, Preparation
+from forebay.learner.roles import Roles
+from forebay.learner.sample import Sample
+from forebay.learner.tokens import Tokens, Totals
 from forebay.obs.phases import PhaseClock
 from forebay.wire.trajectory import Trajectory
 
-#: Updates refused in a row after which training has failed.
-PATIENCE = 3
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Sums:
-    """Sums over the tokens of one step, in float64, and its worst group."""
-
-    tokens: int = 0
-    kl: float = 0.0
-    ratio_minus_1: float = 0.0
-    entropy: float = 0.0
-    clipped: float = 0.0
-    capped: float = 0.0
-    loss: float = 0.0
-    grad_norms: list[float] = field(default_factory=list)
-    kl_of_group: dict[int, tuple[float, int]] = field(default_factory=dict)
-
-    def mean(self, value: float) -> float:
-        return value / self.tokens if self.tokens else 0.0
+#: Part of a step's groups on which updated weights are looked at before anyone gets them.
+PROBE = 16
+#: Trajectories an update where minibatch_trajectories is "auto": up to so many parameters, and beyond.
+LARGE_MODEL, AUTO_SMALL, AUTO_LARGE = 10_000_000_000, 1024, 512
 
 
 class Trainer:
-    """Owns how a batch becomes updates: a pure function of the engine's state and the batch."""
+    """Owns how a batch becomes updates: a pure function of the engines' state and the batch."""
 
-    def __init__(self, engine: Engine, run: RunFile, clock: PhaseClock) -> None:
-        self._engine = engine
-        self._settings = run.learner
+    def __init__(self, roles: Roles, run: RunFile, clock: PhaseClock) -> None:
+        self._roles, self._settings, self._clock = roles, run.learner, clock
+        self._critic_settings = run.learner.model_copy(update={"lr": run.learner.critic.lr})
         self._seed = run.run.seed
-        self._clock = clock
-        self._refused_in_a_row = 0
-        self.skipped = 0
-        self._objective = Objective(
-            clip_low=run.learner.clip_low,
-            clip_high=run.learner.clip_high,
-            importance_cap=run.learner.importance_cap,
-            entropy_coef=run.learner.entropy_coef,
-        )
+        self._preparation = Preparation(roles, run, clock)
+        self._loss = PolicyLoss.of(run)
+        self._refused, self._critic_refused = Refusals("policy"), Refusals("critic")
+        self._degenerate = DegenerateRewards(run.learner.degenerate_steps)
+        self._skipped_before = 0
+
+    @property
+    def skipped(self) -> int:
+        """Updates refused since the weights were new."""
+        return self._skipped_before + self._refused.total + self._critic_refused.total
+
+    def resume(self, skipped: int) -> None:
+        """Go on counting from what a checkpoint says."""
+        self._skipped_before = skipped
 
     def train(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Train one batch in place; returns its metrics.
 
-        Raises KlExceeded before the update that would start from too far away, NonFiniteTraining after PATIENCE
-        refused updates in a row, BadExperience for rewards that are not finite.
+        Raises KlExceeded before an update that would start from too far away and when the updated weights are too far
+        away, NonFiniteTraining after several refused updates in a row and when the updated weights are spoiled.
         """
-        groups = with_advantages(trajectories, normalize=self._settings.normalize_advantage)
-        sums, several = _Sums(), self._settings.epochs * self._settings.minibatches > 1
-        plan = list(self._minibatches(step, groups))
-        proximal = self._proximal(plan) if several else None
-        for index, samples in enumerate(plan):
-            self._minibatch(step, samples, sums, proximal, first=index < self._settings.minibatches)
-        return self._metrics(step, sums)
-
-    def _minibatches(self, step: int, groups: list[list[Sample]]) -> Iterator[list[Sample]]:
-        """Whole groups, shuffled anew each epoch when there are several updates."""
-        random = np.random.default_rng((self._seed, step))
-        for _ in range(self._settings.epochs):
-            order = random.permutation(len(groups)) if self._settings.minibatches > 1 else np.arange(len(groups))
-            for part in np.array_split(order, min(self._settings.minibatches, len(groups))):
-                yield [sample for index in part for sample in groups[index]]
-
-    def _proximal(self, plan: list[list[Sample]]) -> dict[int, torch.Tensor]:
-        """The learner's log-probabilities as the step begins, by sample."""
-        known: dict[int, torch.Tensor] = {}
-        epoch = [sample for samples in plan[: self._settings.minibatches] for sample in samples]
-        for batch in self._packed(epoch):
-            with self._clock.phase("forward"), torch.no_grad():
-                logprob_t, _ = self._engine.score(batch)
-            counts = [sample.targets for sample in batch.samples]
-            known |= {id(s): part for s, part in zip(batch.samples, torch.split(logprob_t, counts), strict=True)}
-        return known
-
-    def _minibatch(
-        self, step: int, samples: list[Sample], sums: _Sums, proximal: dict[int, torch.Tensor] | None, *, first: bool
-    ) -> None:
-        batches = self._packed(samples)
-        if not batches:
-            return
-        tokens = sum(sample.targets for sample in samples)
-        for batch in batches:
-            with self._clock.phase("forward"):
-                logprob_t, entropy_t = self._engine.score(batch)
-                proximal_t = logprob_t.detach()
-                if proximal is not None:
-                    proximal_t = torch.cat([proximal[id(sample)] for sample in batch.samples])
-                loss = self._objective.loss(
-                    logprob_t, entropy_t, proximal_t, batch.behaviour_t, batch.advantage_t, tokens
-                )
-            with self._clock.phase("backward"):
-                self._engine.accumulate(loss)
-            sums.loss += float(loss.detach())
-            self._measure(batch, logprob_t.detach(), entropy_t.detach(), proximal_t, sums, first)
-        self._guard_kl(step, sums)
-        with self._clock.phase("optimizer"):
-            self._update(step, sums)
-
-    def _packed(self, samples: list[Sample]) -> list[MicroBatch]:
-        """Micro-batches of what has a gradient: without entropy bonus a zero advantage has none, so it is left out."""
-        useful = samples if self._settings.entropy_coef else [sample for sample in samples if sample.advantage]
-        return [batch.to(self._engine.device) for batch in pack(useful, self._settings.tokens_per_microbatch)]
-
-    def _measure(
-        self,
-        batch: MicroBatch,
-        logprob_t: torch.Tensor,
-        entropy_t: torch.Tensor,
-        proximal_t: torch.Tensor,
-        sums: _Sums,
-        first: bool,
-    ) -> None:
-        """KL, ratio and entropy describe the policy as the step began; clipping is counted over all updates."""
-        clipped_t = self._objective.clipped(logprob_t, proximal_t, batch.advantage_t)
-        sums.clipped += float(clipped_t.double().mean()) * batch.targets
-        sums.capped += float((proximal_t - batch.behaviour_t > np.log(self._settings.importance_cap)).sum())
-        if not first:
-            return
-        kl_t = behaviour_kl(logprob_t, batch.behaviour_t).double()
-        sums.tokens += batch.targets
-        sums.kl += float(kl_t.sum())
-        sums.ratio_minus_1 += float(torch.expm1(logprob_t - batch.behaviour_t).double().abs().sum())
-        sums.entropy += float(entropy_t.double().sum())
-        counts = [sample.targets for sample in batch.samples]
-        for sample, part in zip(batch.samples, torch.split(kl_t, counts), strict=True):
-            total, count = sums.kl_of_group.get(sample.trajectory.group_id, (0.0, 0))
-            sums.kl_of_group[sample.trajectory.group_id] = (total + float(part.sum()), count + len(part))
-
-    def _guard_kl(self, step: int, sums: _Sums) -> None:
-        kl = sums.mean(sums.kl)
-        if kl > self._settings.max_kl:
-            worst = max(sums.kl_of_group, key=lambda group: sums.kl_of_group[group][0] / sums.kl_of_group[group][1])
-            total, count = sums.kl_of_group[worst]
-            raise KlExceeded(
-                f"step {step}: KL to the behaviour policy is {kl:.3g}, learner.max_kl is {self._settings.max_kl:g}; "
-                f"worst is group {worst} with {total / count:.3g}"
-            )
-
-    def _update(self, step: int, sums: _Sums) -> None:
-        update = self._engine.update(learning_rate(self._settings, step))
-        sums.grad_norms.append(update.grad_norm)
-        if update.applied:
-            self._refused_in_a_row = 0
-            return
-        self.skipped += 1
-        self._refused_in_a_row += 1
-        log.warning("step %d: loss or gradient not finite, update skipped (%d in a row)", step, self._refused_in_a_row)
-        if self._refused_in_a_row >= PATIENCE:
-            raise NonFiniteTraining(
-                f"step {step}: loss or gradient was not finite {PATIENCE} times in a row; nothing of it reached the "
-                "weights. Lower learner.lr or look at the rewards, then start the learner again"
-            )
-
-    def _metrics(self, step: int, sums: _Sums) -> dict[str, float]:
-        updates = max(1, len(sums.grad_norms))
-        seen = max(1, sums.tokens * self._settings.epochs)
+        meter, parts = StepMeter(), self._updates_an_epoch(trajectories)
+        groups = self._preparation.groups(trajectories, several_updates=self._settings.epochs * parts > 1)
+        for index, samples in enumerate(self._minibatches(step, groups, parts)):
+            self._minibatch(step, samples, meter, first=index < parts)
+        self._probe(step, groups)
         return {
-            "loss": sums.loss / updates,
-            "kl": sums.mean(sums.kl),
-            "ratio_minus_1": sums.mean(sums.ratio_minus_1),
-            "clip_fraction": sums.clipped / seen,
-            "capped_fraction": sums.capped / seen,
-            "entropy": sums.mean(sums.entropy),
-            "grad_norm": float(np.mean(sums.grad_norms)) if sums.grad_norms else 0.0,
+            **meter.metrics(step),
+            **self._degenerate.note(step, trajectories),
             "lr": learning_rate(self._settings, step),
-            "trained_tokens": sums.tokens,
             "skipped_updates": self.skipped,
         }
+
+    def _updates_an_epoch(self, trajectories: Sequence[Trajectory]) -> int:
+        wanted, groups = self._settings.minibatch_trajectories, len({t.group_id for t in trajectories})
+        if wanted is None:
+            return min(self._settings.minibatches, groups)
+        if wanted == "auto":
+            parameters = sum(p.numel() for p in self._roles.actor.module.parameters())
+            wanted = AUTO_SMALL if parameters < LARGE_MODEL else AUTO_LARGE
+        return min(-(-len(trajectories) // wanted), groups)
+
+    def _minibatches(self, step: int, groups: Groups, parts: int) -> Iterator[list[Sample]]:
+        """Whole groups, shuffled anew each epoch when there are several updates in it."""
+        random = np.random.default_rng((self._seed, step))
+        for _ in range(self._settings.epochs):
+            order = random.permutation(len(groups)) if parts > 1 else np.arange(len(groups))
+            for part in np.array_split(order, parts):
+                yield [sample for index in part for sample in groups[index]]
+
+    def _minibatch(self, step: int, samples: list[Sample], meter: StepMeter, *, first: bool) -> None:
+        batches = self._preparation.packed(samples)
+        if not batches:
+            return
+        totals = Totals(
+            tokens=sum(sample.targets for sample in samples), sequences=sum(1 for sample in samples if sample.targets)
+        )
+        kl = sum(self._policy_pass(batch, totals, meter, first) for batch in batches)
+        guard_kl(step, kl / sum(batch.targets for batch in batches), self._settings.max_kl, meter)
+        for batch in batches if self._roles.critic else ():
+            self._critic_pass(batch, totals, meter)
+        with self._clock.phase("optimizer"):
+            self._update(step, meter)
+
+    def _policy_pass(self, batch: MicroBatch, totals: Totals, meter: StepMeter, first: bool) -> float:
+        """Forward, backward, measure; returns the sum of KL."""
+        with self._clock.phase("forward"):
+            logprob_t, entropy_t = self._roles.actor.score(batch)
+            tokens = tokens_of(batch, logprob_t)
+            loss = self._loss(tokens, entropy_t, batch.reference_t, totals)
+        with self._clock.phase("backward"):
+            self._roles.actor.accumulate(loss)
+        meter.loss += float(loss.detach())
+        return meter.add(self._measured(tokens, entropy_t, batch.samples), first=first)
+
+    def _critic_pass(self, batch: MicroBatch, totals: Totals, meter: StepMeter) -> None:
+        critic = self._roles.critic
+        assert critic is not None
+        assert batch.value_t is not None
+        assert batch.return_t is not None
+        with self._clock.phase("forward"):
+            value_t = critic.score(batch)
+            loss = value_loss(value_t, batch.value_t, batch.return_t, self._settings.critic.value_clip, totals.tokens)
+        with self._clock.phase("backward"):
+            critic.accumulate(loss)
+        meter.value_loss += float(loss.detach())
+
+    def _measured(self, tokens: Tokens, entropy_t: torch.Tensor, samples: Sequence[Sample]) -> Measured:
+        with torch.no_grad():
+            columns = {
+                "current_t": tokens.current_t,
+                "proximal_t": tokens.proximal_t,
+                "behaviour_t": tokens.behaviour_t,
+                "entropy_t": entropy_t,
+                "weight_t": self._loss.correction(tokens),
+                "clipped_t": self._loss.objective.clipped(tokens),
+            }
+            return Measured.of(columns, samples)
+
+    def _update(self, step: int, meter: StepMeter) -> None:
+        update = self._roles.actor.update(learning_rate(self._settings, step))
+        meter.grad_norms.append(update.grad_norm)
+        self._refused.note(step, update)
+        if self._roles.critic is not None:
+            update = self._roles.critic.update(learning_rate(self._critic_settings, step))
+            meter.critic_grad_norms.append(update.grad_norm)
+            self._critic_refused.note(step, update)
+
+    def _probe(self, step: int, groups: Groups) -> None:
+        """A forward pass of the new weights over a few groups: what nobody should generate with is not published."""
+        taught = [group for group in groups if self._preparation.useful(group)]
+        few = taught[: -(-len(taught) // PROBE)]
+        batches = self._preparation.packed([sample for group in few for sample in group])
+        targets, kl = sum(batch.targets for batch in batches), 0.0
+        for batch in batches:
+            with self._clock.phase("forward"), torch.no_grad():
+                kl += float(k3(batch.behaviour_t, self._roles.actor.score(batch)[0]).double().sum())
+        if targets:
+            guard_new_weights(step, kl / targets, self._settings.max_kl)
+
+
+def tokens_of(batch: MicroBatch, logprob_t: torch.Tensor) -> Tokens:
+    """What the loss sees; where nobody has scored the batch before, proximal is current."""
+    assert batch.advantage_t is not None
+    return Tokens(
+        current_t=logprob_t,
+        proximal_t=logprob_t.detach() if batch.proximal_t is None else batch.proximal_t,
+        behaviour_t=batch.behaviour_t,
+        advantage_t=batch.advantage_t,
+        sequences=batch.sequences,
+        expected_b=batch.expected_b,
+    )

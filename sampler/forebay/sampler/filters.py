@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forebay.config.models import LearnerSection
+from forebay.config.learner_section import LearnerSection
 from forebay.wire.trajectory import Trajectory
 
 #: Rewards closer together than this tell nothing apart; the learner's advantage is 0 there too.

@@ -1,0 +1,192 @@
+"""`[learner]`: the algorithm and the machine it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from forebay.config.section import Address, Natural, Positive, Section
+
+Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae"]
+ObjectiveName = Literal["ppo", "gspo", "cispo"]
+CorrectionName = Literal["none", "truncated_is", "icepop", "sequence_mask", "group_expectation", "decoupled"]
+Aggregation = Literal["token", "sequence", "fixed"]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+#: What each preset sets; a key that the run file names itself stays as it says.
+PRESETS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "ppo": {
+        "estimator": "gae",
+        "epochs": 3,
+        "minibatch_trajectories": "auto",
+        "lr": 3e-6,
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "entropy_coef": 0.01,
+        "gamma": 0.99,
+        "lam": 0.95,
+        "max_grad_norm": 1.0,
+        "reward_normalize": True,
+        "max_kl": 10.0,
+    },
+}
+
+
+class CriticSection(Section):
+    """The critic; there is one when `learner.estimator` is "gae"."""
+
+    path: str | None = Field(default=None, description="model that it starts from; default: [model] path, as the actor")
+    lr: NonNegative = 1e-5
+    value_clip: NonNegative = Field(
+        default=0.2, description="values move at most this far from the step's first ones; 0: no clipping"
+    )
+
+
+class ReferenceSection(Section):
+    """The frozen reference model; there is one when `learner.kl_coef` is above 0."""
+
+    path: str | None = Field(default=None, description="default: [model] path, the weights that the run starts from")
+    offload: bool = Field(default=True, description="in host memory while it is not asked")
+
+
+class LearnerSection(Section):
+    """The DeepSpeed learner."""
+
+    connect: Address | None = Field(default=None, description="the buffer; default: [buffer] listen")
+    ranks: Positive = 1
+    cpu_threads: Positive | None = Field(
+        default=None, description="computing threads where there is no accelerator; default: half the cores"
+    )
+    preset: Literal["grpo", "ppo"] = Field(default="grpo", description="defaults for the keys that are not set")
+    steps: Positive = 100
+    groups_per_step: Positive = Field(default=16, description="B: groups a step")
+    group_size: Positive = Field(default=8, description="G: trajectories a group")
+    max_staleness: Natural = Field(
+        default=4, description="steps; 0 with [publish] every_steps = 1 is the synchronous algorithm"
+    )
+    stale: Literal["drop", "keep"] = Field(
+        default="drop", description="what becomes of groups beyond max_staleness when a batch is composed"
+    )
+    drop_zero_variance: bool = Field(
+        default=False, description="groups whose rewards are all equal are replaced by others (dynamic sampling)"
+    )
+    drop_overlong: bool = Field(
+        default=False, description="groups of which no member ended within max_new_tokens are replaced by others"
+    )
+    selector: Literal["oldest", "fifo", "freshest", "priority", "uniform"] = Field(
+        default="oldest", description="which of the buffered groups a batch takes"
+    )
+    priority_aging: NonNegative = Field(default=0.1, description="what a waiting group's priority gains a step")
+    max_times_sampled: Positive = Field(
+        default=1, description="batches that may have the same group (selector uniform only)"
+    )
+    max_attempts: Positive = Field(
+        default=3, description="learners in a row that may die of a batch before its groups are dead letters"
+    )
+
+    reward_normalize: bool = Field(default=False, description="rewards minus the batch's mean, by its deviation")
+    reward_clip: tuple[float, float] | None = Field(default=None, description="rewards are cut to [low, high]")
+    overlong_tokens: Natural = Field(
+        default=0, description="the last so many of [sampler] max_new_tokens cost reward, rising to overlong_penalty"
+    )
+    overlong_penalty: NonNegative = 1.0
+    estimator: Estimator = Field(default="grpo", description="how rewards become advantages")
+    gamma: Share = Field(default=1.0, description="discount a token (gae, reinforce_pp)")
+    lam: Share = Field(default=1.0, description="GAE's lambda")
+
+    epochs: Positive = 1
+    minibatches: Positive = Field(default=1, description="optimizer updates an epoch")
+    minibatch_trajectories: Positive | Literal["auto"] | None = Field(
+        default=None,
+        description="trajectories an update instead of minibatches; auto: 1024, and 512 from 10 B parameters on",
+    )
+    objective: ObjectiveName = "ppo"
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = Field(
+        default=None, description="bound of the ratio where the advantage is negative; none: no bound"
+    )
+    correction: CorrectionName = Field(
+        default="truncated_is", description="how experience of older weights is weighted"
+    )
+    uncorrected: bool = Field(
+        default=False, description='says a second time that correction = "none" is meant although max_staleness > 0'
+    )
+    importance_cap: Annotated[float, Field(ge=1)] = Field(
+        default=2.0, description="truncated importance sampling: per-token learner/behaviour ratio is cut here"
+    )
+    icepop_low: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5, description="tokens whose learner/behaviour ratio is below are masked (icepop)"
+    )
+    icepop_high: Annotated[float, Field(ge=1)] = Field(default=5.0, description="and those above this")
+    sequence_limit: Annotated[float, Field(gt=1)] = Field(
+        default=2.0, description="sequences whose mean learner/behaviour ratio is outside [1/x, x] are masked"
+    )
+    loss_aggregation: Aggregation = Field(
+        default="token", description="what weighs the same: every token, every sequence, or tokens over loss_divisor"
+    )
+    loss_divisor: Positive | None = Field(
+        default=None, description="tokens that a sequence counts for (fixed only); default: [sampler] max_new_tokens"
+    )
+    entropy_coef: NonNegative = 0.0
+    kl_coef: NonNegative = Field(default=0.0, description="weight of the KL to the reference model; 0: none is loaded")
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    max_kl: Annotated[float, Field(gt=0)] = Field(
+        default=10.0, description="mean KL to the behaviour policy above which the run pauses"
+    )
+    degenerate_steps: Positive = Field(
+        default=10, description="steps in a row without one group that tells its members apart, before an alarm"
+    )
+
+    lr: NonNegative = 1e-6
+    lr_warmup_steps: Natural = 0
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    zero_stage: Literal[0, 1, 2] = 1
+    gradient_checkpointing: bool = False
+    tokens_per_microbatch: Positive = 8192
+    checkpoint_every_steps: Positive = 10
+    keep_checkpoints: Positive = 2
+    critic: CriticSection = Field(default_factory=CriticSection)
+    reference: ReferenceSection = Field(default_factory=ReferenceSection)
+    deepspeed: dict[str, Any] = Field(default_factory=dict, description="any DeepSpeed setting")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        preset = PRESETS.get(str(given.get("preset", "grpo")), {})
+        if "minibatches" in given:
+            preset = {key: value for key, value in preset.items() if key != "minibatch_trajectories"}
+        return {**preset, **given}
+
+    def contradictions(self) -> Iterator[str]:
+        """Settings that do not go together, one line each."""
+        if self.correction == "none" and self.max_staleness and not self.uncorrected:
+            yield (
+                f'learner.correction is "none", but learner.max_staleness is {self.max_staleness}: experience of older '
+                'weights would be trained as if it were new; expected a correction ("truncated_is"), '
+                "max_staleness = 0, or learner.uncorrected = true to say it twice"
+            )
+        if self.uncorrected and self.correction != "none":
+            yield f'learner.uncorrected is true, but learner.correction is "{self.correction}"; expected "none"'
+        if self.minibatch_trajectories is not None and self.minibatches > 1:
+            yield "learner.minibatches and learner.minibatch_trajectories are both set; expected one of them"
+        if self.loss_divisor is not None and self.loss_aggregation != "fixed":
+            yield f'learner.loss_divisor is set, but loss_aggregation is "{self.loss_aggregation}"; expected "fixed"'
+        if self.reward_clip is not None and self.reward_clip[0] >= self.reward_clip[1]:
+            yield f"learner.reward_clip is {list(self.reward_clip)}; expected [low, high] with low below high"
+        if self.minibatches > self.groups_per_step:
+            yield (
+                f"learner.minibatches is {self.minibatches}; expected at most learner.groups_per_step "
+                f"({self.groups_per_step}): a group is never split"
+            )

@@ -1,0 +1,91 @@
+"""What never goes on quietly: updates that are not finite, drift, rewards that tell nothing apart."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from forebay.learner.advantages.statistics import ZERO_SPREAD
+from forebay.learner.engine import Update
+from forebay.learner.errors import KlExceeded, NonFiniteTraining
+from forebay.learner.meter import StepMeter
+from forebay.wire.trajectory import Trajectory
+
+#: Updates refused in a row after which training has failed.
+PATIENCE = 3
+
+log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """Counts updates of one role that were refused because they were not finite."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._in_a_row = 0
+        self.total = 0
+
+    def note(self, step: int, update: Update) -> None:
+        """Raises NonFiniteTraining after PATIENCE refused updates in a row."""
+        if update.applied:
+            self._in_a_row = 0
+            return
+        self.total += 1
+        self._in_a_row += 1
+        log.warning(
+            "step %d: %s loss or gradient not finite, update skipped (%d in a row)", step, self._role, self._in_a_row
+        )
+        if self._in_a_row >= PATIENCE:
+            raise NonFiniteTraining(
+                f"step {step}: the {self._role}'s loss or gradient was not finite {PATIENCE} times in a row; nothing "
+                "of it reached the weights. Lower learner.lr or look at the rewards, then start the learner again"
+            )
+
+
+def guard_kl(step: int, kl: float, limit: float, meter: StepMeter) -> None:
+    """Raises KlExceeded. A KL that is no number is no drift: the update itself is refused then."""
+    if kl > limit:
+        group, worst = meter.worst_group()
+        raise KlExceeded(
+            f"step {step}: KL to the behaviour policy is {kl:.3g}, learner.max_kl is {limit:g}; "
+            f"worst is group {group} with {worst:.3g}"
+        )
+
+
+def guard_new_weights(step: int, kl: float, limit: float) -> None:
+    """Look at weights before anyone else gets them. Raises KlExceeded, or NonFiniteTraining when they answer NaN."""
+    if not math.isfinite(kl):
+        raise NonFiniteTraining(
+            f"step {step}: the updated weights give log-probabilities that are not finite; they are not published. "
+            "Start the learner again to go on from the last checkpoint"
+        )
+    if kl > limit:
+        raise KlExceeded(
+            f"step {step}: after its updates the KL to the behaviour policy is {kl:.3g}, learner.max_kl is {limit:g}; "
+            "the updated weights are not published"
+        )
+
+
+class DegenerateRewards:
+    """Raises an alarm when no group of `patience` steps in a row told its members apart."""
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._in_a_row = 0
+
+    def note(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Share of groups without spread, and for how many steps it has been all of them."""
+        groups: dict[int, list[float]] = {}
+        for trajectory in trajectories:
+            groups.setdefault(trajectory.group_id, []).append(trajectory.reward)
+        flat = [float(np.std(rewards)) < ZERO_SPREAD for rewards in groups.values()]
+        self._in_a_row = self._in_a_row + 1 if all(flat) else 0
+        if self._in_a_row and self._in_a_row % self._patience == 0:
+            log.warning(
+                "step %d: no group of the last %d steps has rewards that differ: nothing can be learned from them; "
+                "look at the task and its reward, or at a collapsed policy", step, self._in_a_row,
+            )  # fmt: skip
+        return {"zero_variance_groups": float(np.mean(flat)), "degenerate_steps": self._in_a_row}

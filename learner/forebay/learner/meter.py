@@ -1,0 +1,162 @@
+"""What is measured of one step, on the host and in float64.
+
+Four differences of log-probabilities are kept apart, because their cures differ:
+
+    kl            behaviour -> current: all of it, what `learner.max_kl` bounds
+    mismatch      behaviour -> proximal on the freshest tokens: sampler and learner compute the same weights differently
+    policy_kl     proximal -> current: how far the updates of this step have gone
+    the rest      is staleness
+
+Shape suffixes: t trained tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from forebay.learner.sample import Sample
+from forebay.wire.trajectory import Trajectory
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True, kw_only=True)
+class Fresh:
+    """Sums over the tokens that weights of one step generated."""
+
+    tokens: int = 0
+    absolute: float = 0.0
+    kl: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A micro-batch after its forward pass, brought to the host at once."""
+
+    current_t: Floats
+    proximal_t: Floats
+    behaviour_t: Floats
+    entropy_t: Floats
+    weight_t: Floats
+    clipped_t: Floats  #: 0 or 1
+    samples: Sequence[Sample]
+
+    @classmethod
+    def of(cls, columns: dict[str, torch.Tensor], samples: Sequence[Sample]) -> Measured:
+        """From tensors [t] by name."""
+        rows = torch.stack([column.detach().double() for column in columns.values()]).cpu().numpy()
+        return cls(**dict(zip(columns, rows, strict=True)), samples=samples)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepMeter:
+    """Sums over the tokens of one step."""
+
+    tokens: int = 0  #: of the first epoch, like all sums but the next four
+    seen: int = 0
+    clipped: float = 0.0
+    capped: float = 0.0
+    policy_kl: float = 0.0
+    kl: float = 0.0
+    ratio_minus_1: float = 0.0
+    entropy: float = 0.0
+    loss: float = 0.0
+    value_loss: float = 0.0
+    grad_norms: list[float] = field(default_factory=list)
+    critic_grad_norms: list[float] = field(default_factory=list)
+    kl_of_group: dict[int, tuple[float, int]] = field(default_factory=dict)
+    fresh: dict[int, Fresh] = field(default_factory=dict)
+
+    def add(self, batch: Measured, *, first: bool) -> float:
+        """Take a micro-batch in, `first`: of the first epoch; returns its sum of KL."""
+        self.seen += len(batch.current_t)
+        self.clipped += float(batch.clipped_t.sum())
+        plain_t = np.exp(batch.proximal_t - batch.behaviour_t)
+        self.capped += float((batch.weight_t < plain_t * (1 - 1e-6)).sum())
+        self.policy_kl += float(_k3(batch.proximal_t, batch.current_t).sum())
+        kl_t = _k3(batch.behaviour_t, batch.current_t)
+        if first:
+            self._add_first(batch, kl_t)
+        return float(kl_t.sum())
+
+    def _add_first(self, batch: Measured, kl_t: Floats) -> None:
+        self.tokens += len(kl_t)
+        self.kl += float(kl_t.sum())
+        self.ratio_minus_1 += float(np.abs(np.expm1(batch.current_t - batch.behaviour_t)).sum())
+        self.entropy += float(batch.entropy_t.sum())
+        mismatch_t, at = batch.proximal_t - batch.behaviour_t, 0
+        for sample in batch.samples:
+            part = slice(at, at + sample.targets)
+            at = part.stop
+            total, count = self.kl_of_group.get(sample.trajectory.group_id, (0.0, 0))
+            self.kl_of_group[sample.trajectory.group_id] = (total + float(kl_t[part].sum()), count + sample.targets)
+            self._add_fresh(sample.trajectory, mismatch_t[part])
+
+    def _add_fresh(self, trajectory: Trajectory, mismatch_t: Floats) -> None:
+        version_t = _version_steps(trajectory)
+        for step in np.unique(version_t):
+            of_step_t = mismatch_t[version_t == step]
+            fresh = self.fresh.setdefault(int(step), Fresh())
+            fresh.tokens += len(of_step_t)
+            fresh.absolute += float(np.abs(of_step_t).sum())
+            fresh.kl += float((np.expm1(of_step_t) - of_step_t).sum())
+
+    def worst_group(self) -> tuple[int, float]:
+        """The group with the largest mean KL, and that."""
+        worst = max(self.kl_of_group, key=lambda group: self.kl_of_group[group][0] / self.kl_of_group[group][1])
+        total, count = self.kl_of_group[worst]
+        return worst, total / count
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Means over tokens, and the mismatch of the freshest ones."""
+        first, seen = max(1, self.tokens), max(1, self.seen)
+        found = {
+            "loss": self.loss / max(1, len(self.grad_norms)),
+            "kl": self.kl / first,
+            "ratio_minus_1": self.ratio_minus_1 / first,
+            "policy_kl": self.policy_kl / seen,
+            "clip_fraction": self.clipped / seen,
+            "capped_fraction": self.capped / seen,
+            "entropy": self.entropy / first,
+            "grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else 0.0,
+            "trained_tokens": self.tokens,
+        }
+        return found | self._mismatch(step) | self._critic()
+
+    def _mismatch(self, step: int) -> dict[str, float]:
+        if not self.fresh:
+            return {}
+        newest = max(self.fresh)
+        fresh = self.fresh[newest]
+        return {
+            "mismatch": fresh.absolute / fresh.tokens,
+            "mismatch_kl": fresh.kl / fresh.tokens,
+            "mismatch_staleness": max(0, step - 1 - newest),
+        }
+
+    def _critic(self) -> dict[str, float]:
+        if not self.critic_grad_norms:
+            return {}
+        updates = len(self.critic_grad_norms)
+        return {
+            "value_loss": self.value_loss / updates,
+            "critic_grad_norm": float(np.mean(self.critic_grad_norms)),
+        }
+
+
+def _k3(this_t: Floats, other_t: Floats) -> Floats:
+    difference_t = other_t - this_t
+    return np.asarray(np.expm1(difference_t) - difference_t)
+
+
+def _version_steps(trajectory: Trajectory) -> NDArray[np.int64]:
+    """Step of the weights behind each trained token."""
+    starts = [span.start for span in trajectory.spans]
+    lengths = np.diff([*starts, len(trajectory.tokens)])
+    steps = np.repeat(np.asarray([span.version.step for span in trajectory.spans], np.int64), lengths)
+    return steps[trajectory.loss_mask]

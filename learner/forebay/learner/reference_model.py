@@ -1,0 +1,36 @@
+"""The reference model: frozen weights that the policy should not stray far from.
+
+Shape suffixes: t trained tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from forebay.config.models import RunFile
+from forebay.learner.packing import MicroBatch
+from forebay.learner.policy import Policy
+from forebay.learner.pretrained import load_model
+
+
+class ReferenceModel:
+    """Log-probabilities under the weights that the run started from, computed in the policy's precision."""
+
+    def __init__(self, run: RunFile, device: torch.device) -> None:
+        """Raises UsageError when there is no such model."""
+        dtype = getattr(torch, run.learner.compute_dtype)
+        policy = Policy(load_model(run.learner.reference.path or run.model.path)).to(dtype).eval()
+        self._policy = policy.requires_grad_(False)
+        self._device, self._offload = device, run.learner.reference.offload
+        self.rest()
+
+    @torch.no_grad()
+    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Log-probability [t] of each trained token; brings the weights to the device when they rest elsewhere."""
+        self._policy.to(self._device)
+        logprob_t: torch.Tensor = self._policy(batch)[0]
+        return logprob_t
+
+    def rest(self) -> None:
+        """Nobody asks for a while: free the device, if it is not host memory anyway."""
+        self._policy.to(torch.device("cpu") if self._offload else self._device)

@@ -1,0 +1,55 @@
+"""Who takes part in learning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from forebay.config.models import RunFile
+from forebay.learner.checkpoint import Counters
+from forebay.learner.critic import load_critic
+from forebay.learner.engine import Engine
+from forebay.learner.policy import Policy
+from forebay.learner.reference_model import ReferenceModel
+
+CRITIC = "critic/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """The actor, and where the run file asks for them a critic and a reference model."""
+
+    actor: Engine[tuple[torch.Tensor, torch.Tensor]]
+    critic: Engine[torch.Tensor] | None = None
+    reference: ReferenceModel | None = None
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and whole tensors of everything that is trained. A collective call: all ranks make it."""
+        yield from self.actor.state()
+        if self.critic is not None:
+            yield from ((CRITIC + name, tensor) for name, tensor in self.critic.state())
+
+    def updates(self) -> tuple[int, int]:
+        """Optimizer updates of the actor and of the critic."""
+        return self.actor.optimizer_updates(), self.critic.optimizer_updates() if self.critic else 0
+
+    def restore(self, state: Mapping[str, torch.Tensor], counters: Counters) -> None:
+        """Take over what `state` gave. Raises KeyError when a tensor is missing."""
+        self.actor.restore(state, counters.updates)
+        if self.critic is not None:
+            own = {name.removeprefix(CRITIC): tensor for name, tensor in state.items() if name.startswith(CRITIC)}
+            self.critic.restore(own, counters.critic_updates)
+
+
+def load_roles(run: RunFile, model: PreTrainedModel) -> Roles:
+    """All of them, with `model` as the actor. Raises UsageError when one cannot be loaded."""
+    policy = Policy(model, entropy_gradient=run.learner.entropy_coef > 0).train()
+    actor: Engine[tuple[torch.Tensor, torch.Tensor]] = Engine(policy, run.learner)
+    return Roles(
+        actor=actor,
+        critic=load_critic(run) if run.learner.estimator == "gae" else None,
+        reference=ReferenceModel(run, actor.device) if run.learner.kl_coef else None,
+    )

@@ -1,0 +1,44 @@
+"""A trajectory with everything that its step knows of it.
+
+Shape suffixes: t trained tokens of the trajectory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.wire.trajectory import Trajectory
+
+Floats32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """Columns that the step does not need are None."""
+
+    trajectory: Trajectory
+    advantage_t: Floats32 | None = None
+    proximal_t: Floats32 | None = None  #: the learner's log-probabilities as the step began
+    reference_t: Floats32 | None = None  #: the reference model's
+    value_t: Floats32 | None = None  #: the critic's values as the step began
+    return_t: Floats32 | None = None  #: what the critic is to learn
+    expected: float = 0.0  #: see corrections.group_expectation.expected_logprob
+
+    @property
+    def targets(self) -> int:
+        """t: how many of its tokens are trained."""
+        return int(np.count_nonzero(self.trajectory.loss_mask))
+
+    @property
+    def teaches(self) -> bool:
+        """Whether its advantage is anything but 0."""
+        return self.advantage_t is None or bool(self.advantage_t.any())
+
+
+def with_advantage(trajectory: Trajectory, advantage: float) -> Sample:
+    """A sample with the same advantage at each token."""
+    targets = int(np.count_nonzero(trajectory.loss_mask))
+    return Sample(trajectory=trajectory, advantage_t=np.full(targets, advantage, np.float32))
