@@ -132,7 +132,8 @@ async def test_fetch_goes_on_after_a_cut_and_checks_every_chunk(serve: Serve) ->
     async with serve() as served, served.client() as client:
         await join_learner(client, served.run)
         begun = bytearray(encoded.chunks[chunk.digest][:100])
-        await client._read_chunk(chunk, begun)
+        fetcher = client._fetcher
+        await fetcher._read(client._weights, client.member, chunk, begun)
         assert bytes(begun) == encoded.chunks[chunk.digest]
         path = served.reservoir.store.folder / "chunks" / chunk.digest.hex()
         path.write_bytes(bytes(chunk.bytes))

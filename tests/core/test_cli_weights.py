@@ -126,7 +126,7 @@ def test_verify_names_what_is_damaged(run_file: Path, capsys: pytest.CaptureFixt
     assert "no anchor leads to the weights" in lines["1.4"], "its base cannot be made any more"
     proved = [name for name, told in lines.items() if told == "proved"]
     assert proved == ["1.0", "1.1", "1.2", "1.5", "1.2 from 1.0", "1.4 from 1.2"], "the shortcut leads around 1.3"
-    assert f"{chunk}: {len(data)} bytes whose blake3 is" in out
+    assert f"chunks/{chunk.name}: {len(data)} bytes whose blake3 is" in out
     assert out.splitlines()[-1].endswith(": DAMAGED, 3 found")
 
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-import blake3
 import grpc.aio
 
-from forebay.buffer.answers import EncodedWeights, Ended, Fenced, Lease, Membership, Waiting, WeightsDamaged
+from forebay.buffer.answers import EncodedWeights, Ended, Fenced, Lease, Membership, Waiting
 from forebay.buffer.link import Link
 from forebay.buffer.outbox import Outbox
+from forebay.buffer.weight_fetch import ChunkFetcher
 from forebay.wire.trajectory import Trajectory
 from forebay.wire.v1 import (
     common_pb2,
@@ -31,13 +31,16 @@ A = TypeVar("A")
 
 PIECE_BYTES = 2 << 20
 _ANSWER_S = 30.0  #: an answer that takes longer than this beyond the long poll is asked for again
-_DAMAGED_TRIES = 3
 _ACK_LEVELS = {
     "memory": experience_pb2.MEMORY,
     "written": experience_pb2.WRITTEN,
     "durable": experience_pb2.DURABLE,
 }
-_ROLES = {"sampler": common_pb2.ROLE_SAMPLER, "learner": common_pb2.ROLE_LEARNER}
+_ROLES = {
+    "sampler": common_pb2.ROLE_SAMPLER,
+    "learner": common_pb2.ROLE_LEARNER,
+    "edge": common_pb2.ROLE_EDGE,
+}
 
 
 class BufferClient:
@@ -68,11 +71,11 @@ class BufferClient:
         self._control: Any = control_pb2_grpc.ControlStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._max_outbox_bytes, self._ack = max_outbox_bytes, _ACK_LEVELS[ack]
         self._run, self._member, self._fleet, self._region = run, common_pb2.Member(run=run), "", ""
+        self._fetcher = ChunkFetcher(self._link, self._count_fetched)
+        self.fetched_bytes = 0  #: of chunks, since the start
         self._outbox: Outbox | None = None
         self._admit_request = 1
-        self.anchor_wanted = (
-            False  #: a sampler had to begin with an old anchor and many deltas, said the last `publish`
-        )
+        self.anchor_wanted = False  #: as the last `publish` was answered
 
     async def __aenter__(self) -> BufferClient:
         return self
@@ -86,6 +89,7 @@ class BufferClient:
         """Hang up; frames that are not acknowledged are given up."""
         if self._outbox is not None:
             await self._outbox.close()
+        await self._fetcher.close()
         await self._link.close()
 
     @property
@@ -96,7 +100,7 @@ class BufferClient:
     # --- taking part
 
     async def join(self, role: str, id: str, fleet: str, region: str, run_json: str) -> Membership:
-        """Become a member ("sampler" or "learner"). Raises RunMismatch with the diff."""
+        """Become a member ("sampler", "learner" or "edge"). Raises RunMismatch with the diff."""
         request = control_pb2.JoinRequest(role=_ROLES[role], id=id, fleet=fleet, region=region, run_json=run_json)
         answer: control_pb2.JoinResponse = await self._ask(self._control.Join, request)
         self._run, self._member, self._fleet, self._region = answer.run, answer.member, fleet, region
@@ -270,8 +274,12 @@ class BufferClient:
 
         Raises PlanOutdated when the version was deleted meanwhile, WeightsDamaged.
         """
-        chunks = [await self._fetch_chunk(chunk) for chunk in manifest.chunks]
+        chunks = [data async for _, data in self.fetch_chunks(manifest.chunks)]
         return await asyncio.to_thread(b"".join, chunks)
+
+    def fetch_chunks(self, chunks: Sequence[weights_pb2.Chunk]) -> AsyncIterator[tuple[weights_pb2.Chunk, bytes]]:
+        """Chunks in the order asked, as `fetch`; a few at once, over connections of their own."""
+        return self._fetcher.fetch(self._member, chunks)
 
     # --- looking and steering
 
@@ -307,6 +315,9 @@ class BufferClient:
 
     # --- inside
 
+    def _count_fetched(self, count: int) -> None:
+        self.fetched_bytes += count
+
     async def _ask(self, method: Any, request: Any, wait_s: float = 0.0) -> Any:
         async def attempt() -> Any:
             return await method(request, timeout=wait_s + _ANSWER_S)
@@ -326,27 +337,6 @@ class BufferClient:
             return Waiting(cause=cause)
         return Lease(step=batch.step, attempt=batch.attempt, group_ids=tuple(batch.group_ids), frames=tuple(frames))
 
-    async def _fetch_chunk(self, chunk: weights_pb2.Chunk) -> bytes:
-        for _ in range(_DAMAGED_TRIES):
-            data = bytearray()
-            await self._link.call(lambda data=data: self._read_chunk(chunk, data))  # type: ignore[misc]
-            held = bytes(data)
-            if await asyncio.to_thread(_digest, held) == chunk.digest:
-                return held
-        raise WeightsDamaged(
-            f"chunk {chunk.digest.hex()} from the buffer at {self._link.address} does not match its digest after "
-            f"{_DAMAGED_TRIES} tries: its weight store is damaged"
-        )
-
-    async def _read_chunk(self, chunk: weights_pb2.Chunk, data: bytearray) -> None:
-        """Add to `data` what is still missing of the chunk."""
-        wanted = weights_pb2.ChunkRange(digest=chunk.digest, offset=len(data))
-        async for answer in self._weights.Fetch(weights_pb2.FetchRequest(member=self._member, chunks=[wanted])):
-            piece = answer.chunk
-            if piece.offset != len(data) or len(data) + len(piece.data) > chunk.bytes:
-                raise WeightsDamaged(f"chunk {chunk.digest.hex()}: the buffer sent bytes that were not asked for")
-            data += piece.data
-
 
 async def _publication(
     member: common_pb2.Member, manifest: weights_pb2.Manifest, missing: Sequence[bytes], chunks: Mapping[bytes, bytes]
@@ -357,7 +347,3 @@ async def _publication(
         for offset in range(0, len(data), PIECE_BYTES):
             piece = weights_pb2.ChunkData(digest=digest, offset=offset, data=data[offset : offset + PIECE_BYTES])
             yield weights_pb2.PublishRequest(chunk=piece)
-
-
-def _digest(data: bytes) -> bytes:
-    return bytes(blake3.blake3(data).digest())

@@ -14,7 +14,7 @@ from forebay.buffer.weight_store import MAX_CHUNK_BYTES, WeightStore
 from forebay.buffer.weight_traffic import WeightTraffic, link_of
 from forebay.wire.v1 import weights_pb2, weights_pb2_grpc
 
-PIECE_BYTES = 2 << 20
+PIECE_BYTES = 1 << 19  #: what a cut line loses of each stream at most
 
 
 class Versions(Protocol):
