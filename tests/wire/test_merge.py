@@ -127,14 +127,17 @@ def test_merged_is_each_in_turn(seed: int, steps: int, share: float, cut: int) -
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 5), far=st.booleans())
-def test_whatever_the_forms_it_merges_or_says_that_it_cannot(seed: int, steps: int, far: bool) -> None:
+def test_whatever_the_forms_it_merges_with_the_base_at_hand(seed: int, steps: int, far: bool) -> None:
     states, deltas = lineage(seed, steps, 0.3, far=far, encode=encode_delta)
     try:
         whole = merged_of(deltas)
+        assert_same_bits(applied(states[0], whole), states[-1])
     except CannotMerge:
         assert {entry.codec for delta in deltas for entry in delta.manifest.tensors} & {"xor", "mixed"}
-        return
-    assert_same_bits(applied(states[0], whole), states[-1])
+    cut = steps // 2
+    behind = [encode_anchor(states[0], version=Version(1, 0)), *deltas[:cut]]
+    whole = merge([Delta.of(one) for one in deltas[cut:]], [Delta.of(one) for one in behind])
+    assert_same_bits(applied(states[cut], whole), states[-1])
 
 
 def test_what_moved_there_and_back_vanishes() -> None:
@@ -212,6 +215,10 @@ def test_exponent_classes_need_the_base() -> None:
     assert {entry.codec for delta in deltas for entry in delta.manifest.tensors} == {"class-ulp"}
     with pytest.raises(CannotMerge, match="need their base's values"):
         merged_of(deltas)
+    with pytest.raises(CannotMerge, match="do not follow one another"):
+        merge([Delta.of(one) for one in deltas], [Delta.of(encode_anchor(states[1], version=Version(1, 0)))])
+    start = Delta.of(encode_anchor(states[0], version=Version(1, 0)))
+    assert_same_bits(applied(states[0], merge([Delta.of(one) for one in deltas], [start])), states[2])
     assert_same_bits(applied(states[0], merged_of(deltas[:1])), states[1])
 
 
@@ -230,14 +237,19 @@ def test_reading_across_chunks() -> None:
     del manifest.chunks[:]
     for piece in pieces:
         manifest.chunks.add(digest=piece, bytes=len(piece))
-    whole, asked = b"".join(pieces), list[bytes]()
-    read = payload_reader(manifest, lambda digest: asked.append(digest) or digest)  # type: ignore[func-returns-value]
+    whole, asked = b"".join(pieces), list[tuple[bytes, int, int]]()
+
+    def read_chunk(digest: bytes, offset: int, limit: int) -> bytes:
+        asked.append((digest, offset, limit))
+        return digest[offset : offset + limit]
+
+    read = payload_reader(manifest, read_chunk)
     for start in range(len(whole)):
         for end in range(start, len(whole) + 1):
             assert read(start, end - start) == whole[start:end]
     asked.clear()
-    assert [read(at, 1) for at in range(5, 13)] == [whole[at : at + 1] for at in range(5, 13)]
-    assert asked == [b"fgh", b"ijklm"]
+    assert read(4, 5) == b"efghi"
+    assert asked == [(b"abcde", 4, 1), (b"fgh", 0, 3), (b"ijklm", 0, 1)]
 
 
 def test_eight_merged_are_much_smaller_than_eight(capsys: pytest.CaptureFixture[str]) -> None:

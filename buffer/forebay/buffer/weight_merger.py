@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from forebay.buffer.errors import CallRefused
 from forebay.buffer.weight_key import Key
-from forebay.buffer.weight_plan import cheapest_path
+from forebay.buffer.weight_plan import NOTHING, cheapest_path
 from forebay.buffer.weight_store import WeightStore
 from forebay.errors import ForebayError
 from forebay.wire.merge import CannotMerge, Delta, merge, payload_reader
@@ -71,8 +71,9 @@ class Merger:
         path = cheapest_path(deltas, base.digest, target.digest)
         if path is None or len(path) < 2:
             return False
-        self._store.pin(path)
-        merged = merge([Delta(manifest=manifest, read=self._reader(manifest)) for manifest in path])
+        behind = cheapest_path(self._store.manifests.values(), NOTHING, base.digest) or []
+        self._store.pin([*behind, *path])
+        merged = merge(self._deltas(path), self._deltas(behind))
         merged.manifest.base.CopyFrom(base.version)
         merged.manifest.version.CopyFrom(target.version)
         if merged.manifest.payload_bytes >= sum(manifest.payload_bytes for manifest in path):
@@ -80,13 +81,13 @@ class Merger:
         self._store.put_merged(merged)
         return True
 
-    def _reader(self, manifest: weights_pb2.Manifest) -> Callable[[int, int], bytes]:
-        def chunk(digest: bytes) -> bytes:
-            if self._stopped():
-                raise _Stopped("the buffer stops")
-            return self._store.read_chunk(digest)
+    def _deltas(self, path: Sequence[weights_pb2.Manifest]) -> list[Delta]:
+        return [Delta(manifest=manifest, read=payload_reader(manifest, self._read)) for manifest in path]
 
-        return payload_reader(manifest, chunk)
+    def _read(self, digest: bytes, offset: int, limit: int) -> bytes:
+        if self._stopped():
+            raise _Stopped("the buffer stops")
+        return self._store.read_chunk(digest, offset, limit)
 
 
 class _Stopped(Exception):

@@ -8,8 +8,9 @@ Merging is associative in its effect: merged deltas merge.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -46,14 +47,20 @@ class Delta:
         return cls(manifest=encoded.manifest, read=lambda offset, nbytes: payload[offset : offset + nbytes])
 
 
-def merge(chain: Sequence[Delta]) -> Encoded:
+_Tables: TypeAlias = list[tuple[Delta, dict[str, weights_pb2.TensorEntry]]]
+
+
+def merge(chain: Sequence[Delta], behind: Sequence[Delta] = ()) -> Encoded:
     """What leads from the base of the first of `chain` to the weights of the last, bit for bit.
 
-    Memory: the merged payload, and one tensor's part of every payload. When the first is an anchor, so is the result.
-    A manifest's `changed` counts the elements that are sent: of blocks that a later one replaced, all.
-    Raises CannotMerge, CorruptWeights.
+    `behind` leads from an anchor to that base: tensors whose deltas need the base's values (XOR, CLASSES) are made
+    again from there, and only those are read from it. Memory: the merged payload, and one tensor's part of every
+    payload. When the first of `chain` is an anchor, so is the result. A manifest's `changed` counts the elements that
+    are sent: of blocks that a later one replaced, all. Raises CannotMerge, CorruptWeights.
     """
     _check_chain([delta.manifest for delta in chain])
+    if behind:
+        _check_chain([delta.manifest for delta in (*behind, chain[0])])
     first, last = chain[0].manifest, chain[-1].manifest
     merged = weights_pb2.Manifest(
         format=last.format,
@@ -67,7 +74,7 @@ def merge(chain: Sequence[Delta]) -> Encoded:
     if first.HasField("base"):
         merged.base.CopyFrom(first.base)
     payload = Chunker()
-    merged.tensors.extend(_merged_tensors(chain, payload, keep_unchanged=first.anchor))
+    merged.tensors.extend(_merged_tensors(chain, behind, payload))
     merged.changed = sum(entry.changed for entry in merged.tensors)
     merged.chunks.extend(payload.close())
     merged.payload_bytes = payload.written_bytes
@@ -86,25 +93,35 @@ def _check_chain(manifests: Sequence[weights_pb2.Manifest]) -> None:
 
 
 def _merged_tensors(
-    chain: Sequence[Delta], payload: Chunker, *, keep_unchanged: bool
+    chain: Sequence[Delta], behind: Sequence[Delta], payload: Chunker
 ) -> Iterator[weights_pb2.TensorEntry]:
-    tables = [{entry.name: entry for entry in delta.manifest.tensors} for delta in chain]
-    for name in sorted(set[str]().union(*tables)):
-        own = [(delta, table[name]) for delta, table in zip(chain, tables, strict=True) if name in table]
-        newest = own[-1][1]
-        _check_same(entry for _, entry in own)
+    tables, tables_behind = _tables(chain), _tables(behind)
+    for name in sorted({name for _, entries in tables for name in entries}):
+        newest, contents = _parts(tables, name)
         entry = weights_pb2.TensorEntry(
             name=name, dtype=newest.dtype, shape=newest.shape, digest=newest.digest, offset=payload.written_bytes
         )
-        blocks = list(_merged_blocks(newest, [flat(delta.read(old.offset, old.bytes)) for delta, old in own]))
-        if keep_unchanged or any(one.changed for one in blocks):
+        try:
+            blocks = list(_merged_blocks(newest, contents))
+        except CannotMerge:
+            if not behind or not behind[0].manifest.anchor:
+                raise
+            blocks = list(_blocks_by_value(newest, _parts(tables_behind, name)[1], contents))
+        if chain[0].manifest.anchor or any(one.changed for one in blocks):
             yield _written(entry, blocks, payload)
 
 
-def _check_same(entries: Iterable[weights_pb2.TensorEntry]) -> None:
-    shapes = {(entry.name, entry.dtype, tuple(entry.shape)) for entry in entries}
-    if len(shapes) > 1:
-        raise CannotMerge(f"a tensor changed its type or shape on the way: {sorted(shapes)}")
+def _tables(chain: Sequence[Delta]) -> _Tables:
+    return [(delta, {entry.name: entry for entry in delta.manifest.tensors}) for delta in chain]
+
+
+def _parts(tables: _Tables, name: str) -> tuple[weights_pb2.TensorEntry, list[memoryview]]:
+    """The newest entry of a tensor, and its bytes in every payload that has it."""
+    own = [(delta, entries[name]) for delta, entries in tables if name in entries]
+    shapes = {(entry.name, entry.dtype, tuple(entry.shape)) for _, entry in own}
+    if len(shapes) != 1:
+        raise CannotMerge(f"tensor {name} changed its type or shape on the way: {sorted(shapes)}")
+    return own[-1][1], [flat(delta.read(entry.offset, entry.bytes)) for delta, entry in own]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,22 +141,49 @@ def _written(entry: weights_pb2.TensorEntry, blocks: Sequence[_Block], payload: 
     return entry
 
 
-def _merged_blocks(entry: weights_pb2.TensorEntry, contents: list[memoryview]) -> Iterator[_Block]:
+def _merged_blocks(entry: weights_pb2.TensorEntry, contents: Sequence[memoryview]) -> Iterator[_Block]:
     """Block after block of one tensor, of which `contents` has each delta's bytes."""
-    width = unit(entry.dtype)
-    left = TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape)).nbytes // width.itemsize
+    for elements, opened in _side_by_side(entry, contents):
+        chain = _Chain(dtype=entry.dtype, elements=elements)
+        for one, data in opened:
+            chain.add(one, data)
+        yield chain.merged()
+
+
+def _blocks_by_value(
+    entry: weights_pb2.TensorEntry, behind: Sequence[memoryview], contents: Sequence[memoryview]
+) -> Iterator[_Block]:
+    """The same, by making the base's values and the new ones, block after block."""
+    first = 0
+    for elements, opened in _side_by_side(entry, [*behind, *contents]):
+        bits: Bits = np.zeros(elements, unit(entry.dtype))
+        for one, _ in opened[: len(behind)]:
+            block.apply_block(bits, one, entry.dtype, first=first)
+        base = bits.copy()
+        for one, _ in opened[len(behind) :]:
+            block.apply_block(bits, one, entry.dtype, first=first)
+        packed = block.encode(base, bits, entry.dtype, first=first)
+        yield _Block(kind=packed.kind, changed=packed.changed, data=packed.data)
+        first += bits.nbytes
+
+
+def _side_by_side(
+    entry: weights_pb2.TensorEntry, contents: Sequence[memoryview]
+) -> Iterator[tuple[int, list[tuple[Opened, memoryview]]]]:
+    """For each block of a tensor: its elements, and what every delta has for it, opened and as bytes."""
+    width = unit(entry.dtype).itemsize
+    left = TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape)).nbytes // width
+    rests = list(contents)
     try:
         while left:
-            chain = _Chain(dtype=entry.dtype, elements=min(left, BLOCK_BYTES // width.itemsize))
-            for index, content in enumerate(contents):
-                opened = block.open_block(content, chain.elements, width.itemsize)
-                chain.add(opened, content[: opened.used])
-                contents[index] = content[opened.used :]
-            yield chain.merged()
-            left -= chain.elements
+            elements = min(left, BLOCK_BYTES // width)
+            opened = [(block.open_block(rest, elements, width), rest) for rest in rests]
+            yield elements, [(one, rest[: one.used]) for one, rest in opened]
+            rests = [rest[one.used :] for one, rest in opened]
+            left -= elements
     except WireError as error:
         raise CorruptWeights(f"tensor {entry.name}: {error}") from error
-    if any(map(len, contents)):
+    if any(map(len, rests)):
         raise CorruptWeights(f"tensor {entry.name}: bytes are left over behind its last block")
 
 
@@ -198,23 +242,19 @@ def _steps_block(moved: Bits) -> _Block:
     return _Block(kind=kind, changed=len(positions), data=block.pack_steps(positions, steps))
 
 
-def payload_reader(manifest: weights_pb2.Manifest, chunk: Callable[[bytes], bytes]) -> Callable[[int, int], bytes]:
-    """How to read a payload of which `chunk` gives whole chunks by digest; the last one read is kept."""
+def payload_reader(
+    manifest: weights_pb2.Manifest, read_chunk: Callable[[bytes, int, int], bytes]
+) -> Callable[[int, int], bytes]:
+    """How to read a payload of which `read_chunk` gives so many bytes of a chunk, by digest, from an offset on."""
     ends = list(itertools.accumulate(one.bytes for one in manifest.chunks))
-    kept: dict[bytes, bytes] = {}
-
-    def held(digest: bytes) -> bytes:
-        if digest not in kept:
-            kept.clear()
-            kept[digest] = chunk(digest)
-        return kept[digest]
 
     def read(offset: int, nbytes: int) -> bytes:
         parts = []
         for named, end in zip(manifest.chunks, ends, strict=True):
-            start = end - named.bytes
-            if start < offset + nbytes and offset < end:
-                parts.append(held(named.digest)[max(0, offset - start) : offset + nbytes - start])
+            start = max(offset, end - named.bytes)
+            length = min(offset + nbytes, end) - start
+            if length > 0:
+                parts.append(read_chunk(named.digest, start - end + named.bytes, length))
         return b"".join(parts)
 
     return read
