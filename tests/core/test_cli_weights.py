@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.buffer.weight_merger import Merger
-from forebay.buffer.weight_place import place_at
+from forebay.buffer.weight_place import place_at, url_of
 from forebay.buffer.weight_store import WeightStore
 from forebay.cli.main import main
 from forebay.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
@@ -172,11 +172,17 @@ def test_a_url_is_read_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_run_file_names_the_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    url = f"memory://{uuid.uuid4().hex}/weights"
-    fill(url, tmp_path / "unused", history()[1])
-    code, out, _ = said(capsys, "verify", str(write(tmp_path, f'[publish]\nstore = "{url}"\n')))
+    shared = f"memory://{uuid.uuid4().hex}/weights"
+    fill(url_of(shared, "small"), tmp_path / "unused", history()[1])
+    code, out, _ = said(capsys, "verify", str(write(tmp_path, f'[publish]\nstore = "{shared}"\n')))
     assert code == EXIT_DONE
-    assert out.splitlines()[-1].startswith(f"{url}: 6 versions, ")
+    assert out.splitlines()[-1].startswith(f"{shared}/small: 6 versions, ")
+
+
+def test_runs_share_a_store_without_meeting() -> None:
+    assert url_of("", "run") == ""
+    assert url_of("/mnt/weights/", "run") == "/mnt/weights/run"
+    assert url_of("s3://bucket/prefix?region=eu-west-1", "run") == "s3://bucket/prefix/run?region=eu-west-1"
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from forebay.buffer.disk import Disk
 from forebay.buffer.weight_key import FOLDER, Key, read_manifest
-from forebay.buffer.weight_place import LocalPlace, Place
+from forebay.buffer.weight_place import LocalPlace, Place, place_at, url_of
 from forebay.buffer.weight_plan import cheapest_path
+from forebay.config.home import RESOLVED
 from forebay.wire.digest import digest_of
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
@@ -29,13 +32,22 @@ class WeightCheck:
     problems: list[str] = field(default_factory=list)
 
 
-def check_weights(folder: Path, newest: Version | None, newest_digest: bytes) -> WeightCheck:
+def place_of(home: Path) -> Place:
+    """Where the run in the folder `home` keeps its weights, as the run file that it was last served with says."""
+    resolved = home / RESOLVED
+    settings = tomllib.loads(resolved.read_text()) if resolved.is_file() else {}
+    url = url_of(settings.get("publish", {}).get("store", ""), settings.get("run", {}).get("name", ""))
+    return place_at(url, home / "buffer" / "weights", Disk())
+
+
+def check_weights(folder: Path | Place, newest: Version | None, newest_digest: bytes) -> WeightCheck:
     """Every manifest and every chunk under `folder`, and that the newest version can be reached."""
-    found = check_place(LocalPlace(folder))
+    place = LocalPlace(folder) if isinstance(folder, Path) else folder
+    found = check_place(place)
     manifests = found.manifests
     overtaken = any(newest is None or key.version > newest for key in manifests)
     if newest is not None and not overtaken and cheapest_path(manifests.values(), b"", newest_digest) is None:
-        found.problems.append(f"{folder}: version {newest} was published, but no anchor leads to it: {REMEDY}")
+        found.problems.append(f"{place.url}: version {newest} was published, but no anchor leads to it: {REMEDY}")
     return found
 
 

@@ -63,8 +63,14 @@ class Place(Protocol):
         ...
 
 
+def url_of(store: str, run: str) -> str:
+    """Where the run called `run` keeps its weights, in a store that several runs may share; "" for its own folder."""
+    base, mark, settings = store.partition("?")
+    return f"{base.rstrip('/')}/{run}{mark}{settings}" if store else ""
+
+
 def place_at(url: str, folder: Path, disk: Disk) -> Place:
-    """The place that `[publish] store` names; `folder` when it names none. Raises StoreTrouble."""
+    """The place at `url`; `folder` when that is empty. Raises StoreTrouble."""
     if not url:
         return LocalPlace(folder, disk)
     if "://" not in url or url.startswith("file://"):
@@ -244,7 +250,8 @@ def _open(url: str, filesystem: Any) -> tuple[Any, str]:
         import pyarrow.fs
         from fsspec.implementations.arrow import ArrowFSWrapper
 
-        arrow, path = pyarrow.fs.FileSystem.from_uri(url)
+        one_put = f"{url}{'&' if '?' in url else '?'}allow_delayed_open=true"  # in place of a multipart upload each
+        arrow, path = pyarrow.fs.FileSystem.from_uri(one_put)
         return ArrowFSWrapper(arrow), path.rstrip("/")
     opened, path = fsspec.core.url_to_fs(url)
     return opened, path.rstrip("/")

@@ -144,7 +144,7 @@ def _model_folder(path: str) -> Path | None:
 def _find(arguments: argparse.Namespace) -> _Found:
     """The weights that a command line means. Raises UsageError."""
     from forebay.buffer.disk import Disk
-    from forebay.buffer.weight_place import LocalPlace, place_at
+    from forebay.buffer.weight_place import LocalPlace, place_at, url_of
     from forebay.config.home import RESOLVED
     from forebay.config.load import load
 
@@ -158,7 +158,8 @@ def _find(arguments: argparse.Namespace) -> _Found:
         raise UsageError(f"{path}: no run folder ({RESOLVED} is missing); expected run.toml, a run folder or a URL")
     run = load([path / RESOLVED if path.is_dir() else path], os.environ, run_flags(arguments))
     home = path if path.is_dir() else run.run.home
-    return _Found(place=place_at(run.publish.store, home / "buffer" / "weights", Disk()), name=run.run.name, run=run)
+    url = url_of(run.publish.store, run.run.name)
+    return _Found(place=place_at(url, home / "buffer" / "weights", Disk()), name=run.run.name, run=run)
 
 
 def _manifests(place: Place) -> dict[Key, weights_pb2.Manifest]:

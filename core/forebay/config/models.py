@@ -161,7 +161,8 @@ class PublishSection(Section):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     anchor_every: Positive = Field(default=50, description="publications between two full snapshots")
     store: str = Field(
-        default="", description="where the buffer keeps weights: a folder or s3://bucket/prefix; default: the run folder"
+        default="",
+        description="a folder or s3://bucket/prefix for weights, each run in its own part; default: run folder",
     )
     skip_deltas: tuple[Annotated[int, Field(ge=2)], ...] = Field(
         default=(8, 64), description="the buffer merges so many deltas into one, for samplers that are behind"
