@@ -21,7 +21,7 @@ from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
 from forebay.wire.weights import Encoded, HostState, apply, encode_anchor, encode_delta
 from tests.buffer.conftest import Serve
-from tests.buffer.support import FakeClock, UnsyncedDisk, anchor, join_learner, weights
+from tests.buffer.support import FakeClock, UnsyncedDisk, anchor, join_learner, join_sampler, weights
 
 
 def lineage(steps: int, *, anchors: set[int]) -> tuple[list[Encoded], list[HostState]]:
@@ -328,3 +328,37 @@ def test_a_long_path_is_told_in_parts() -> None:
     assert first_part(wide[:1] * 2) == wide[:1] * 2
     huge = weights_pb2.Manifest(base_digest=bytes(MAX_PATH_BYTES + 1))
     assert first_part([huge, huge]) == [huge]
+
+
+def test_a_damaged_anchor_does_not_count(tmp_path: Path) -> None:
+    versions, states = lineage(6, anchors={2, 4, 6})
+    store = stored(tmp_path, versions, FakeClock())
+    chunk = tmp_path / "chunks" / versions[6].manifest.chunks[0].digest.hex()
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    valid = [Version(1, step) for step in range(7)]
+    assert store.collect(valid) == [Version(1, 0), Version(1, 1)], "2 and 4 are the two newest whole ones"
+    chunk.unlink()
+    assert store.collect(valid) == []
+    assert replayed(store, states[2], states[5])
+
+
+async def test_what_live_members_hold_keeps_its_way(serve: Serve) -> None:
+    """A sampler that fell behind two anchors goes on by deltas; once it is lost, they go."""
+    versions, states = lineage(3, anchors=set())
+    rest = [encode_anchor(states[3], version=Version(1, step)) for step in (4, 5, 6)]
+    async with serve() as served, served.client() as learner, served.client() as sampler:
+        await learner.join("learner", "l", "", "", served.reservoir.state.run_json)
+        for encoded in versions:
+            await learner.publish(encoded)
+        await join_sampler(sampler, served.run)
+        await sampler.heartbeat("generating", 0.0, Version(1, 0), states[0].digest(), {})
+        for encoded in rest[:2]:
+            served.clock.now += PLAN_GOOD_FOR_S
+            await sampler.heartbeat("generating", 0.0, Version(1, 0), states[0].digest(), {})
+            await learner.publish(encoded)
+        plan = await sampler.plan(Version(1, 0), states[0].digest())
+        assert [manifest.version.step for manifest in plan.path] == [1, 2, 3]
+        served.clock.now += PLAN_GOOD_FOR_S + served.run.buffer.member_timeout_s
+        await learner.publish(rest[2])
+        kept = {key.version.step for key in served.reservoir.store.manifests}
+        assert kept == {5, 6}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from forebay.buffer.errors import CallRefused
 from forebay.buffer.reservoir import Reservoir
@@ -71,7 +71,7 @@ class Shelf:
         await self._reservoir.durable()
         self._reservoir.changed()
         self.anchor_wanted = self.anchor_wanted and not manifest.anchor
-        await asyncio.to_thread(self._tidy, self._valid())
+        await asyncio.to_thread(self._tidy, self._valid(), self._held(), manifest.digest)
         self._merge(Version.from_proto(manifest.version))
 
     def newest(self) -> weights_pb2.Announcement | None:
@@ -99,8 +99,16 @@ class Shelf:
         self.anchor_wanted = self.anchor_wanted or wants_anchor(path)
         return planned(self.store, path, target, state.published[target].digest)
 
-    def _tidy(self, valid: Sequence[Version]) -> None:
+    def _held(self) -> set[bytes]:
+        """Digests of the weights that live members hold."""
+        members, keys = self._reservoir.members, self._reservoir.state.members
+        return {entry.digest for key in keys if members.state(key) == "live" and (entry := members.get(key))} - {b""}
+
+    def _tidy(self, valid: Sequence[Version], held: Collection[bytes], newest_digest: bytes) -> None:
+        edges = self.store.edges(valid)
         try:
+            for digest in held:  # whoever has fallen behind keeps its way, as cheap as it is
+                self.store.pin(cheapest_path(edges, digest, newest_digest) or [])
             self.store.collect(valid)
         except OSError as error:  # the version is published; what could not be deleted now goes the next time
             log.warning("weights that nobody needs stay in the store: %s", error)

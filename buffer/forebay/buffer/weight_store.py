@@ -12,15 +12,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
-
-import blake3
 
 from forebay.buffer.answers import EncodedWeights
 from forebay.buffer.disk import Disk
 from forebay.buffer.errors import CallRefused, ChunkGone
 from forebay.buffer.weight_key import Key, read_manifests
 from forebay.buffer.weight_place import LocalPlace, Place
+from forebay.wire.digest import digest_of
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
 
@@ -50,6 +50,7 @@ class WeightStore:
         self._keep_anchors, self._clock = keep_anchors, clock
         self._lock, self._tidying = threading.Lock(), threading.Lock()
         self._pins: dict[Key, float] = {}
+        self._whole = set[Key]()  #: anchors whose chunks were read back and are what they should be
         self.place.settle()
         self.manifests = read_manifests(self.place)
         self._sizes = self.place.sizes("chunks")
@@ -85,7 +86,7 @@ class WeightStore:
     def put_chunk(self, digest: bytes, data: bytes) -> int:
         """Store a chunk durably; bytes that were new. Raises CallRefused when the data is not what it says."""
         name = digest.hex()
-        if len(digest) != DIGEST_BYTES or blake3.blake3(data).digest() != digest:
+        if len(digest) != DIGEST_BYTES or digest_of(data) != digest:
             raise CallRefused(f"chunk {name} does not match its digest: it was damaged on the way; send it again")
         if self._sizes.get(name) == len(data):
             return 0
@@ -138,14 +139,42 @@ class WeightStore:
     def collect(self, valid: Sequence[Version]) -> list[Version]:
         """Delete what no plan needs: all before the `keep_anchors`-th newest anchor, and void versions.
 
-        `valid` are the published versions that are not void. Pinned manifests stay. Returns the versions deleted.
+        Anchors count when their chunks, read back, are whole. `valid` are the published versions that are not void.
+        Pinned manifests stay. Returns the versions deleted.
         """
+        known = sorted(version for version in valid if Key(version) in self.manifests)
+        anchors = [version for version in known if self.manifests[Key(version)].anchor]
+        first = self._first_kept(anchors) if len(anchors) > self._keep_anchors else min(anchors, default=None)
         with self._tidying:  # chunks that `put_merged` has stored are nobody's until their manifest is there
-            return self._collect(valid)
+            return self._collect(known, first)
 
-    def _collect(self, valid: Sequence[Version]) -> list[Version]:
+    def _first_kept(self, anchors: Sequence[Version]) -> Version:
+        """The `keep_anchors`-th newest anchor that is whole, or the oldest that is there."""
+        whole = (version for version in reversed(anchors) if self._is_whole(version))
+        kept = list(islice(whole, self._keep_anchors))
+        return kept[-1] if len(kept) == self._keep_anchors else anchors[0]
+
+    def _is_whole(self, version: Version) -> bool:
+        key = Key(version)
+        self._whole &= self.manifests.keys()
+        if key not in self._whole:
+            try:
+                damaged = [chunk for chunk in self.manifests[key].chunks if not self._reads_well(chunk)]
+            except ChunkGone as error:
+                log.warning("anchor %s does not count: %s", version, error)
+                return False
+            if damaged:
+                log.warning("anchor %s does not count: chunk %s is damaged", version, damaged[0].digest.hex())
+                return False
+            self._whole.add(key)
+        return True
+
+    def _reads_well(self, chunk: weights_pb2.Chunk) -> bool:
+        return bool(digest_of(self.read_chunk(chunk.digest)) == chunk.digest)
+
+    def _collect(self, valid: Sequence[Version], first: Version | None) -> list[Version]:
         with self._lock:
-            keep = self._kept(sorted(version for version in valid if Key(version) in self.manifests))
+            keep = self._kept(valid, first)
             gone = [key for key in self.manifests if key not in keep]
             self.manifests = {key: manifest for key, manifest in self.manifests.items() if key in keep}
             used = {chunk.digest.hex() for manifest in self.manifests.values() for chunk in manifest.chunks}
@@ -157,13 +186,11 @@ class WeightStore:
             self.place.delete([f"chunks/{name}" for name in orphans])
         return [key.version for key in gone if key.base is None]
 
-    def _kept(self, valid: list[Version]) -> set[Key]:
+    def _kept(self, valid: Sequence[Version], first: Version | None) -> set[Key]:
         now = self._clock()
         self._pins = {key: until for key, until in self._pins.items() if until > now}
-        anchors = [version for version in valid if self.manifests[Key(version)].anchor]
-        if not anchors:
+        if first is None:
             return set(self.manifests)
-        first = anchors[-self._keep_anchors] if len(anchors) >= self._keep_anchors else anchors[0]
         wanted = {version for version in valid if version >= first}
         kept = {key for key in self.manifests if key.version in wanted and (key.base is None or key.base in wanted)}
         return kept | (self._pins.keys() & self.manifests.keys())
