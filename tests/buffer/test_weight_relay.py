@@ -172,6 +172,23 @@ async def test_the_same_weights_under_a_new_name(serve: Serve, tmp_path: Path) -
             assert (await install(sampler, None)).digest() == states[0].digest()
 
 
+async def test_a_version_that_is_void_by_the_time_it_is_planned(serve: Serve, tmp_path: Path) -> None:
+    versions, states = lineage(2, anchors=set())
+    async with serve() as served, served.client() as first, served.client() as second:
+        await first.join("learner", "l", "", "", served.reservoir.state.run_json)
+        for encoded in versions:
+            await first.publish(encoded)
+        async with relay_of(served.address, served.run, tmp_path / "edge") as relay, site_of(relay) as sampler:
+            await until(lambda: _step(relay) == 2)
+            void = weights_pb2.Announcement(version=Version(1, 2).to_proto(), digest=states[2].digest())
+            await second.join("learner", "l", "", "", served.reservoir.state.run_json)
+            await second.rewind(0)
+            await until(lambda: _step(relay) == 0)
+            await asyncio.wait_for(relay.mirror._take_newest(void), 10)
+            assert _step(relay) == 0
+            assert (await install(sampler, states[2])).digest() == states[0].digest()
+
+
 async def test_experience_and_control_pass_through(serve: Serve, tmp_path: Path) -> None:
     async with serve() as served, served.client() as learner:
         await join_learner(learner, served.run)

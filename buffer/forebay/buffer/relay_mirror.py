@@ -55,19 +55,18 @@ class Mirror:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _take_newest(self, announcement: weights_pb2.Announcement) -> None:
-        """Nothing, when an earlier plan led here already."""
-        while self._announced is None or self._announced.version != announcement.version:
-            held = self._announced
+        """Nothing, when an earlier plan led here already. A long path comes in parts, each of them a version."""
+        while (held := self._announced) is None or held.version != announcement.version:
             plan = await self._upstream.plan(self._version(), held.digest if held else b"")
+            reached = weights_pb2.Announcement(version=plan.version, digest=plan.digest)
+            if reached == held:  # the announced version is void meanwhile
+                return
             for manifest in plan.path:
                 await self._take(manifest)
-            reached = weights_pb2.Announcement(version=plan.version, digest=plan.digest)
             await asyncio.to_thread(self.store.place.put, _NEWEST, reached.SerializeToString())
             self._announced = reached
             self.changed.notify()
             self._start("tidy", self._tidied())
-            if Version.from_proto(plan.version) >= Version.from_proto(announcement.version):
-                return
 
     async def _take(self, manifest: weights_pb2.Manifest) -> None:
         lacking = set(self.store.missing(manifest.chunks))
