@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from forebay.wire import compiled, plain
 from forebay.wire.errors import WireError
+from forebay.wire.loops import ClassDifference
 
 _DTYPES = [np.uint8, np.uint16, np.uint32, np.uint64]
-_SHIFTS = {1: 3, 2: 7, 4: 23, 8: 52}
+_SHIFTS = {1: 3, 2: 7, 4: 23, 8: 55}
 _MAKES = [plain, compiled]
 
 
@@ -50,14 +51,24 @@ def test_differences_are_the_same_and_lead_to_the_new_elements(pair: Any, is_flo
 @given(_pairs(), st.integers(0, 2**40))
 def test_classes_are_the_same_and_lead_to_the_new_elements(pair: Any, word: int) -> None:
     old, new = pair
-    shift = _SHIFTS[old.itemsize]
-    found = [make.class_difference(old, new, shift, first_word=word) for make in _MAKES]
+    shift, plainly = _SHIFTS[old.itemsize], plain.difference(old, new, is_float=True, first_word=word)
+    found = [make.classified(old, plainly, shift) for make in _MAKES]
     assert _same(*found)
     for make in _MAKES:
-        target, one = old.copy(), found[0]
-        change = make.class_advance(target, one.counts, one.gaps, one.steps, shift, first_word=word)
+        target = old.copy()
+        change = make.class_advance(target, found[0], shift, first_word=word)
         assert np.array_equal(target, new)
-        assert change == one.change
+        assert change == plainly.change
+
+
+def test_small_values_that_change_often_get_classes_of_their_own() -> None:
+    random = np.random.default_rng(3)
+    old = (random.standard_normal(200_000, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    chance = np.where((old & 0x7FFF) >> 7 < 124, 0.9, 0.001)
+    new = old + (random.random(len(old)) < chance).astype(np.uint16)
+    found = [make.classified(old, plain.difference(old, new, is_float=True, first_word=0), 7) for make in _MAKES]
+    assert _same(*found)
+    assert 124 in found[0].bounds
 
 
 @settings(max_examples=100, deadline=None)
@@ -73,7 +84,12 @@ def test_positions_outside_are_refused_before_anything_is_changed(make: Any) -> 
     with pytest.raises(WireError, match="changed position"):
         make.advance(target, np.array([3, 6], np.uint8), np.zeros(0, np.uint32), one, is_float=True, first_word=0)
     assert not target.any()
-    counts = np.zeros(256, np.int64)
-    counts[0] = 2
-    with pytest.raises(WireError, match="changed position"):
-        make.class_advance(target, counts, np.array([3, 6], np.uint32), one, 7, first_word=0)
+    for bounds, counts in (([], [2]), ([9], [2, 0]), ([9], [1, 1])):
+        found = ClassDifference(
+            bounds=np.array(bounds, np.int64),
+            counts=np.array(counts, np.int64),
+            gaps=np.array([3, 6] if len(counts) == 1 or 0 in counts else [3, 10], np.uint32),
+            steps=one,
+        )
+        with pytest.raises(WireError, match="changed position"):
+            make.class_advance(target.copy(), found, 7, first_word=0)

@@ -11,11 +11,12 @@
 | XOR     | byte planes of base XOR new                                                               |
 | PLANES  | byte planes of new: needs no base                                                         |
 | BITMASK | one bit an element, lowest first; ULP steps                                               |
-| CLASSES | changed elements of each of 256 classes (u32, byte planes); then as GAPS, class by class  |
+| CLASSES | a table (below); then as GAPS, class by class, the rest last                              |
 
-A class of CLASSES is the exponent of the old value, which both sides know: small values change more often, so gaps
-counted among their likes are more alike. It takes more work and fewer bytes. All integers are little-endian. 255 is
-the escape of one-byte streams.
+The classes are those of `forebay.wire.classes`: of the old values, which both sides know. Their table is the number of
+classes (u8), 7 bounds between them (exponents, u16) and how many elements of each of 8 changed (u32), unused ones 0.
+Gaps in a class skip its own elements, in the rest all. All integers are little-endian. 255 is the escape of one-byte
+streams.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ from numpy.typing import NDArray
 
 from forebay.wire import bounded_zstd, gaps, planes
 from forebay.wire.bytes_like import BytesLike
+from forebay.wire.classes import EXPONENTS, MAX_CLASSES
 from forebay.wire.dtype import Bits, exponent_shift, is_float
 from forebay.wire.errors import WireError
 from forebay.wire.fingerprint import NOTHING, Sums, minus
-from forebay.wire.loops import Difference, loops
+from forebay.wire.loops import ClassDifference, Difference, loops
 
 BLOCK_BYTES = 1 << 23  #: of elements; bounds the working memory of both sides
 _LEVEL = 1  #: entropy coding does the work: level 3 was never smaller (measured)
 _STEP_ESCAPE = 255
 _ALL_FORMS_BELOW = 1 << 18  #: bytes; blocks this small simply try every form
 _SAMPLES = 16
-_CLASSES = 256
 _WORD_BYTES = 8
 _HEAD = struct.Struct("<BI")
+_TABLE = struct.Struct("<B7H8I")
 _U4 = np.dtype("<u4")
 
 
@@ -97,7 +99,7 @@ def encode(base: Bits | None, new: Bits, dtype: str, *, first: int = 0, classes:
         return Block(kind=Kind.SAME, changed=0, data=_HEAD.pack(Kind.SAME, 0), change=NOTHING)
     forms = _forms(base, new, found, dtype)
     if classes and is_float(dtype):
-        forms.append((Kind.CLASSES, _classed(base, new, dtype)))
+        forms.append((Kind.CLASSES, _classed(loops().classified(base, found, exponent_shift(dtype)))))
     kind, data = min(forms, key=lambda form: len(form[1]))
     return Block(kind=kind, changed=len(found.gaps), data=data, change=found.change)
 
@@ -169,7 +171,7 @@ def _forms(base: Bits, new: Bits, found: Difference, dtype: str) -> list[tuple[K
     if changed > len(new) // 8:
         mask = np.packbits(base != new, bitorder="little")
         forms.append((Kind.BITMASK, _pack(Kind.BITMASK, changed, [mask, *_step_streams(found.steps)])))
-    if changed > len(new) // 4 or small:
+    if changed > len(new) // 4:
         forms.append((Kind.XOR, _dense(Kind.XOR, base ^ new, changed, rotate=False)))
     if small or len(forms[0][1]) > _sampled_bytes(new, is_float(dtype)) // 2:
         forms.append((Kind.PLANES, _dense(Kind.PLANES, new, changed, is_float(dtype))))
@@ -188,14 +190,18 @@ def _sparse(found: NDArray[np.uint8], escapes: NDArray[np.uint32], steps: Bits) 
     return _pack(Kind.GAPS, len(found), [found, *_escape_streams(escapes), *_step_streams(steps)])
 
 
-def _classed(base: Bits, new: Bits, dtype: str) -> bytes:
-    found = loops().class_difference(base, new, exponent_shift(dtype), first_word=0)
+def _classed(found: ClassDifference) -> bytes:
     short, escapes = gaps.shorten(found.gaps)
-    table = np.concatenate(planes.split(found.counts.astype(_U4), rotate=False))
-    edges = np.cumsum(found.counts[found.counts > 0])[:-1].tolist()
-    streams = [table, short, *_escape_streams(escapes), *_step_streams(found.steps)]
+    edges = np.cumsum(found.counts)[:-1].tolist()
+    streams = [_table(found), short, *_escape_streams(escapes), *_step_streams(found.steps)]
     ends = [(), edges, (), (), edges, ()]
-    return _pack(Kind.CLASSES, len(short), streams, ends if base.itemsize <= 2 else ())
+    return _pack(Kind.CLASSES, len(short), streams, ends if found.steps.itemsize <= 2 else ())
+
+
+def _table(found: ClassDifference) -> NDArray[np.uint8]:
+    bounds, counts = found.bounds.tolist(), found.counts.tolist()
+    filled = [*bounds, *[0] * (MAX_CLASSES - 1 - len(bounds)), *counts, *[0] * (MAX_CLASSES - len(counts))]
+    return np.frombuffer(_TABLE.pack(len(counts), *filled), np.uint8)
 
 
 def _escape_streams(escapes: NDArray[np.uint32]) -> list[NDArray[np.uint8]]:
@@ -235,9 +241,9 @@ def _places(kind: Kind) -> int:
 def _apply_steps(target: Bits, opened: Opened, steps: Bits, dtype: str, word: int) -> Sums:
     found, escapes = _read_gaps(opened, len(target))
     if opened.kind is Kind.CLASSES:
-        counts = _read_counts(opened)
-        wide = gaps.lengthen(found, escapes)
-        sums: Sums = loops().class_advance(target, counts, wide, steps, exponent_shift(dtype), first_word=word)
+        bounds, counts = _read_table(opened)
+        classed = ClassDifference(bounds=bounds, counts=counts, gaps=gaps.lengthen(found, escapes), steps=steps)
+        sums: Sums = loops().class_advance(target, classed, exponent_shift(dtype), first_word=word)
     else:
         sums = loops().advance(target, found, escapes, steps, is_float=is_float(dtype), first_word=word)
     return sums
@@ -259,12 +265,14 @@ def _set_bits(mask: NDArray[np.uint8], elements: int, changed: int) -> NDArray[n
     return bits[:elements]
 
 
-def _read_counts(opened: Opened) -> NDArray[np.int64]:
-    table = _bytes(opened.streams[0], 4 * _CLASSES).reshape(4, _CLASSES)
-    counts = planes.join(list(table), _U4, rotate=False).astype(np.int64)
-    if int(counts.sum()) != opened.changed:
-        raise WireError(f"classes of {int(counts.sum())} changed elements in a block of {opened.changed}")
-    return counts
+def _read_table(opened: Opened) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(bounds, counts) of the classes."""
+    number, *rest = _TABLE.unpack(_bytes(opened.streams[0], _TABLE.size).tobytes())
+    bounds, counts = np.array(rest[: max(0, number - 1)]), np.array(rest[MAX_CLASSES - 1 :][:number])
+    ascending = bool((np.diff(bounds, prepend=0) > 0).all()) and bool((bounds < EXPONENTS).all())
+    if not 1 <= number <= MAX_CLASSES or not ascending or int(counts.sum()) != opened.changed:
+        raise WireError(f"a table of {number} classes with {int(counts.sum())} of {opened.changed} changed elements")
+    return bounds.astype(np.int64), counts.astype(np.int64)
 
 
 def _turned(zigzag: Bits) -> Bits:

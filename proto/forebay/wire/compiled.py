@@ -8,7 +8,7 @@ from __future__ import annotations
 
 # What happens in a loop is typed by numba.
 # mypy: disable-error-code=assignment
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,13 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from forebay.wire import classes
 from forebay.wire.dtype import Bits
 from forebay.wire.fingerprint import MIXERS, Sums
 from forebay.wire.loops import ClassDifference, Difference, outside
 
 _LINE_BYTES = 64
 _ESCAPE = 255
-_CLASSES = 256
 _AHEAD = 32  #: changes
 _A, _B, _C, _D, _E = (np.uint64(mixer) for mixer in MIXERS)
 _U0, _U1, _U29, _U32 = np.uint64(0), np.uint64(1), np.uint64(29), np.uint64(32)
@@ -63,21 +63,25 @@ def fingerprint(content: NDArray[np.uint8], first_word: int) -> Sums:
     return _sums(*_fingerprint(content[:whole], np.uint64(first_word), np.uint64(tail), whole < len(content)))
 
 
-def class_difference(base: Bits, new: Bits, shift: int, *, first_word: int) -> ClassDifference:
-    """See `forebay.wire.plain.class_difference`."""
-    counts = np.zeros(_CLASSES, np.int64)
-    changed, *sums = _count_classes(base, new, np.uint64(shift), np.uint64(first_word), _word_shift(base), counts)
-    gaps, steps = np.empty(changed, np.uint32), np.empty(changed, new.dtype)
-    _class_difference(base, new, np.uint64(shift), _word_shift(base), np.cumsum(counts) - counts, gaps, steps)
-    return ClassDifference(counts=counts, gaps=gaps, steps=steps, change=_sums(*sums))
+def classified(base: Bits, found: Difference, shift: int) -> ClassDifference:
+    """See `forebay.wire.plain.classified`."""
+    positions = np.empty(len(found.gaps), np.uint32)
+    _positions(found.gaps, found.escapes, positions)
+    changed, present = np.zeros(classes.EXPONENTS, np.int64), np.zeros(classes.EXPONENTS, np.int64)
+    _survey(base, positions, np.uint64(shift), _word_shift(base), classes.stride(len(base)), changed, present)
+    bounds = _cut(changed, present, classes.LOGS)
+    counts = np.add.reduceat(changed, np.concatenate([[0], bounds])) if len(bounds) else changed.sum(keepdims=True)
+    gaps, steps = np.empty(len(positions), np.uint32), np.empty(len(positions), base.dtype)
+    limits = bounds.astype(np.uint64) << np.uint64(shift)
+    _classified(base, positions, found.steps, limits, _word_shift(base), np.cumsum(counts) - counts, gaps, steps)
+    return ClassDifference(bounds=bounds, counts=counts, gaps=gaps, steps=steps)
 
 
-def class_advance(
-    target: Bits, counts: NDArray[np.int64], gaps: NDArray[np.uint32], steps: Bits, shift: int, *, first_word: int
-) -> Sums:
+def class_advance(target: Bits, found: ClassDifference, shift: int, *, first_word: int) -> Sums:
     """See `forebay.wire.plain.class_advance`."""
+    limits = found.bounds.astype(np.uint64) << np.uint64(shift)
     left, *sums = _class_advance(
-        target, counts.copy(), gaps, steps, np.uint64(shift), np.uint64(first_word), _word_shift(target)
+        target, limits, found.counts.copy(), found.gaps, found.steps, np.uint64(first_word), _word_shift(target)
     )
     if left:
         raise outside(len(target), len(target))
@@ -118,6 +122,30 @@ def _line_mask(typing_context: Any, base: Any, new: Any, line: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def _line_below(typing_context: Any, bits: Any, line: Any, limit: Any) -> Any:
+    """Bit k: element k of the 64-byte line is smaller than `limit`, signs left out."""
+    signature = types.uint64(bits, types.intp, types.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        from llvmlite import ir
+
+        width = signature.args[0].dtype.bitwidth
+        lanes, element = 8 * _LINE_BYTES // width, ir.IntType(width)
+        vector = ir.VectorType(element, lanes)
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer = builder.gep(builder.bitcast(data, vector.as_pointer()), [arguments[1]])
+        magnitudes = builder.and_(builder.load(pointer, align=1), ir.Constant(vector, [(1 << (width - 1)) - 1] * lanes))
+        bound = arguments[2] if width == 64 else builder.trunc(arguments[2], element)
+        one = builder.insert_element(ir.Constant(vector, ir.Undefined), bound, ir.Constant(ir.IntType(32), 0))
+        picks = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+        below = builder.icmp_unsigned("<", magnitudes, builder.shuffle_vector(one, one, picks))
+        mask = builder.bitcast(below, ir.IntType(lanes))
+        return builder.zext(mask, ir.IntType(64)) if lanes < 64 else mask
+
+    return signature, generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def _load_word(typing_context: Any, bits: Any, word: Any) -> Any:
     """The 8 bytes at 8 * word, wherever they lie."""
     signature = types.uint64(bits, types.uint64)
@@ -145,6 +173,16 @@ def _lowest(typing_context: Any, mask: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def _ones(typing_context: Any, mask: Any) -> Any:
+    """How many bits are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def _prefetch(typing_context: Any, bits: Any, at: Any) -> Any:
     """Ask for the line of an element that will be changed soon: they lie too far apart for the machine to guess."""
 
@@ -164,6 +202,9 @@ def _prefetch(typing_context: Any, bits: Any, at: Any) -> Any:
 
 _inline = njit(nogil=True, cache=True, inline="always", error_model="numpy")
 _compile = njit(nogil=True, cache=True, error_model="numpy")
+
+
+_cut = _compile(classes.cut)
 
 
 @_inline  # type: ignore[untyped-decorator]
@@ -323,76 +364,110 @@ def _fingerprint(content: Any, first_word: Any, tail: Any, has_tail: Any) -> Any
     return first, second
 
 
-@_compile  # type: ignore[untyped-decorator]
-def _count_classes(base: Any, new: Any, shift: Any, first_word: Any, word_shift: Any, counts: Any) -> Any:
-    hashed, changed = -1, 0
-    first, second = _U0, _U0
-    for line in range(_lines(base, word_shift)):
-        mask = _mask_at(base, new, line, word_shift)
-        while mask:
-            at = (line << (word_shift + 3)) + np.int64(_lowest(mask))
-            mask &= mask - _U1
-            counts[(np.uint64(base[at]) >> shift) & np.uint64(_CLASSES - 1)] += 1
-            changed += 1
-            if at >> word_shift != hashed:
-                hashed = at >> word_shift
-                key = _key(first_word + np.uint64(hashed))
-                before = _mixed(key, _word_at(base, hashed, word_shift))
-                after = _mixed(key, _word_at(new, hashed, word_shift))
-                first += _first_of(after) - _first_of(before)
-                second += _second_of(after) - _second_of(before)
-    return changed, first, second
+@_inline  # type: ignore[untyped-decorator]
+def _below_at(bits: Any, line: Any, limit: Any, word_shift: Any) -> Any:
+    start = line << (word_shift + 3)
+    if start + (8 << word_shift) <= len(bits):
+        return _line_below(bits, line, limit)
+    mask, unsigned = _U0, (_U0 - _U1) >> np.uint64(65 - 8 * bits.itemsize)
+    for k in range(start, len(bits)):
+        mask |= np.uint64((np.uint64(bits[k]) & unsigned) < limit) << np.uint64(k - start)
+    return mask
 
 
 @_compile  # type: ignore[untyped-decorator]
-def _class_difference(base: Any, new: Any, shift: Any, word_shift: Any, places: Any, gaps: Any, steps: Any) -> Any:
-    width = np.uint64(8 * base.itemsize)
-    sign, full = width - _U1, (_U0 - _U1) >> (np.uint64(64) - width)
-    since = np.zeros(_CLASSES, np.uint32)
-    for line in range(_lines(base, word_shift)):
-        mask = _mask_at(base, new, line, word_shift)
+def _survey(base: Any, positions: Any, shift: Any, word_shift: Any, stride: Any, changed: Any, present: Any) -> Any:
+    unsigned = (_U0 - _U1) >> np.uint64(65 - 8 * base.itemsize)
+    for k in range(len(positions)):
+        changed[(np.uint64(base[positions[k]]) & unsigned) >> shift] += 1
+    for line in range(0, _lines(base, word_shift), stride):
         for at in range(line << (word_shift + 3), min(len(base), (line + 1) << (word_shift + 3))):
-            kind = (np.uint64(base[at]) >> shift) & np.uint64(_CLASSES - 1)
-            if mask & _U1:
-                place = places[kind]
-                gaps[place] = since[kind]
-                steps[place] = _step(np.uint64(base[at]), np.uint64(new[at]), True, sign, full)
-                places[kind] = place + 1
-                since[kind] = 0
-            else:
-                since[kind] += np.uint32(1)
-            mask >>= _U1
+            present[(np.uint64(base[at]) & unsigned) >> shift] += stride
 
 
 @_compile  # type: ignore[untyped-decorator]
-def _class_advance(target: Any, left: Any, gaps: Any, steps: Any, shift: Any, first_word: Any, word_shift: Any) -> Any:
+def _classified(
+    base: Any, positions: Any, found: Any, limits: Any, word_shift: Any, places: Any, gaps: Any, steps: Any
+) -> Any:
+    kinds = len(limits)
+    masks, seen, after = np.zeros(kinds + 1, np.uint64), np.zeros(kinds + 1, np.int64), np.zeros(kinds + 1, np.int64)
+    k = 0
+    for line in range(_lines(base, word_shift)):
+        start, end = line << (word_shift + 3), (line + 1) << (word_shift + 3)
+        small = _below_at(base, line, limits[kinds - 1], word_shift) if kinds else _U0
+        if small:
+            below = _U0
+            for kind in range(kinds):
+                within = _below_at(base, line, limits[kind], word_shift)
+                masks[kind], below = within & ~below, within
+        while k < len(positions) and positions[k] < end:
+            at = np.int64(positions[k])
+            bit, kind, rank = _U1 << np.uint64(at - start), kinds, at
+            if small & bit:
+                kind = 0
+                while not masks[kind] & bit:
+                    kind += 1
+                rank = seen[kind] + _ones(masks[kind] & (bit - _U1))
+            place = places[kind]
+            gaps[place], steps[place] = rank - after[kind], found[k]
+            after[kind], places[kind] = rank + 1, place + 1
+            k += 1
+        if small:
+            for kind in range(kinds):
+                seen[kind] += _ones(masks[kind])
+
+
+@_compile  # type: ignore[untyped-decorator]
+def _class_advance(target: Any, limits: Any, left: Any, gaps: Any, steps: Any, first_word: Any, word_shift: Any) -> Any:
     width = np.uint64(8 * target.itemsize)
     sign, full = width - _U1, (_U0 - _U1) >> (np.uint64(64) - width)
-    first, second, remaining = _U0, _U0, 0
-    until, places = np.full(_CLASSES, _NEVER, np.int64), np.zeros(_CLASSES, np.int64)
-    for kind in range(_CLASSES):
+    kinds, remaining = len(limits), 0
+    first, second = _U0, _U0
+    until, places = np.full(kinds + 1, _NEVER, np.int64), np.zeros(kinds + 1, np.int64)
+    masks, fresh = np.zeros(kinds + 1, np.uint64), np.zeros(_LINE_BYTES, np.uint64)
+    for kind in range(kinds + 1):
         places[kind] = remaining
         if left[kind]:
             until[kind] = np.int64(gaps[remaining])
             remaining += left[kind]
-    for at in range(len(target)):
-        old = np.uint64(target[at])
-        kind = (old >> shift) & np.uint64(_CLASSES - 1)
-        until[kind] -= 1
-        if until[kind] < 0:
-            place = places[kind]
-            word = np.uint64(at >> word_shift)
-            value, moved = (
-                _word_at(target, at >> word_shift, word_shift),
-                np.uint64(at & ((1 << word_shift) - 1)) * width,
-            )
-            fresh = _stepped(old, np.uint64(steps[place]), True, sign, full)
-            target[at] = fresh
-            key = _key(first_word + word)
-            before, after = _mixed(key, value), _mixed(key, (value & ~(full << moved)) | (fresh << moved))
+    for line in range(_lines(target, word_shift)):
+        start, lanes = line << (word_shift + 3), min(8 << word_shift, len(target) - (line << (word_shift + 3)))
+        small = _below_at(target, line, limits[kinds - 1], word_shift) if kinds else _U0
+        if not small and until[kinds] >= lanes:
+            until[kinds] -= lanes
+            continue
+        below = _U0
+        for kind in range(kinds):
+            within = _below_at(target, line, limits[kind], word_shift)
+            masks[kind], below = within & ~below, within
+        masks[kinds] = (_U0 - _U1) >> np.uint64(64 - lanes)
+        hit = _U0
+        for kind in range(kinds + 1):
+            mask = masks[kind]
+            size = _ones(mask)
+            passed = 0
+            while until[kind] < size - passed:
+                for _ in range(until[kind]):
+                    mask &= mask - _U1
+                bit = np.int64(_lowest(mask))
+                mask &= mask - _U1
+                passed += until[kind] + 1
+                place = places[kind]
+                fresh[bit] = _stepped(np.uint64(target[start + bit]), np.uint64(steps[place]), True, sign, full)
+                hit |= _U1 << np.uint64(bit)
+                places[kind], left[kind], remaining = place + 1, left[kind] - 1, remaining - 1
+                until[kind] = np.int64(gaps[place + 1]) if left[kind] else _NEVER
+            until[kind] -= size - passed
+        while hit:
+            word = np.int64(_lowest(hit)) >> word_shift
+            hashed = (start >> word_shift) + word
+            key = _key(first_word + np.uint64(hashed))
+            before = _mixed(key, _word_at(target, hashed, word_shift))
+            while hit and np.int64(_lowest(hit)) >> word_shift == word:
+                bit = np.int64(_lowest(hit))
+                hit &= hit - _U1
+                target[start + bit] = fresh[bit]
+            after = _mixed(key, _word_at(target, hashed, word_shift))
             first += _first_of(after) - _first_of(before)
             second += _second_of(after) - _second_of(before)
-            places[kind], remaining = place + 1, remaining - 1
-            left[kind] -= 1
-            until[kind] = np.int64(gaps[place + 1]) if left[kind] else _NEVER
     return remaining, first, second

@@ -41,5 +41,5 @@ def is_float(dtype: str) -> bool:
 
 
 def exponent_shift(dtype: str) -> int:
-    """How far right a float's bits must go for the exponent to be their lowest ones."""
-    return {"BF16": 7, "F16": 10, "F32": 23, "F64": 52, "F8_E5M2": 2}.get(dtype, 3)
+    """How far right a float's magnitude must go for its exponent to be left (of F64, the upper 8 bits of it)."""
+    return {"BF16": 7, "F16": 10, "F32": 23, "F64": 55, "F8_E5M2": 2}.get(dtype, 3)

@@ -27,12 +27,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassDifference:
-    """The same, class after class."""
+    """The same, class after class (`forebay.wire.classes`), the rest last."""
 
-    counts: NDArray[np.int64]  #: [256] changed elements of each class
-    gaps: NDArray[np.uint32]  #: [changed] elements of the same class skipped before it
-    steps: Bits
-    change: Sums
+    bounds: NDArray[np.int64]  #: [classes - 1] exponents
+    counts: NDArray[np.int64]  #: [classes] changed elements
+    gaps: NDArray[np.uint32]  #: [changed] elements of the class skipped; in the rest, of the whole block
+    steps: Bits  #: [changed]
 
 
 @cache

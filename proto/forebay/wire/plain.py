@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.wire import classes, ulp
 from forebay.wire import gaps as gap_codes
-from forebay.wire import ulp
 from forebay.wire.dtype import Bits
 from forebay.wire.fingerprint import MIXERS, NOTHING, Sums, minus
 from forebay.wire.loops import ClassDifference, Difference, outside
 
 _WORD_BYTES = 8
-_CLASSES = 256
+_LINE_BYTES = 64
 _A, _B, _C, _D, _E = (np.uint64(mixer) for mixer in MIXERS)
 
 
@@ -57,59 +57,56 @@ def fingerprint(content: NDArray[np.uint8], first_word: int) -> Sums:
     return _sums(content, np.arange(-(-len(content) // _WORD_BYTES)), first_word)
 
 
-def class_difference(base: Bits, new: Bits, shift: int, *, first_word: int) -> ClassDifference:
-    """Like `difference` for floats, counted in classes: an element's class is (old bits >> shift) mod 256.
-
-    Positions are counted among the elements of one class; classes follow one another, lowest first.
-    """
-    classes = _classes(base, shift)
-    order = np.argsort(classes, kind="stable")
-    changed = np.flatnonzero((base != new)[order])
-    positions = order[changed]
-    counts = np.bincount(classes[positions], minlength=_CLASSES)
-    starts = np.cumsum(np.bincount(classes, minlength=_CLASSES)) - np.bincount(classes, minlength=_CLASSES)
-    words = _words_of(np.sort(positions), new)
+def classified(base: Bits, found: Difference, shift: int) -> ClassDifference:
+    """What `difference` found, counted in classes of the old values: magnitude >> shift is an element's exponent."""
+    positions = gap_codes.decode(found.gaps, found.escapes, len(base))
+    exponents = _exponents(base, shift)
+    lanes = _LINE_BYTES // base.itemsize
+    seen = np.pad(exponents, (0, -len(exponents) % lanes), constant_values=-1).reshape(-1, lanes)
+    step = classes.stride(len(base))
+    sampled = seen[::step].ravel()
+    present = np.bincount(sampled[sampled >= 0], minlength=classes.EXPONENTS) * step
+    changed = np.bincount(exponents[positions], minlength=classes.EXPONENTS)
+    bounds = classes.cut(changed, present, classes.LOGS)
+    own = np.searchsorted(bounds, exponents, side="right")
+    order = np.argsort(own[positions], kind="stable")
+    counts = np.bincount(own[positions], minlength=len(bounds) + 1)
+    gaps = [_gaps_in_class(own, positions, one, rest=one == len(bounds)) for one in range(len(bounds) + 1)]
     return ClassDifference(
-        counts=counts,
-        gaps=_gaps_within(changed, starts[classes[positions]]),
-        steps=ulp.steps(base[positions], new[positions], is_float=True),
-        change=minus(_sums(new, words, first_word), _sums(base, words, first_word)),
+        bounds=bounds, counts=counts, gaps=np.concatenate(gaps).astype(np.uint32), steps=found.steps[order]
     )
 
 
-def class_advance(
-    target: Bits, counts: NDArray[np.int64], gaps: NDArray[np.uint32], steps: Bits, shift: int, *, first_word: int
-) -> Sums:
-    """The inverse of `class_difference`, in place. Raises WireError for a position outside its class."""
-    classes = _classes(target, shift)
-    order = np.argsort(classes, kind="stable")
-    ends = np.cumsum(np.bincount(classes, minlength=_CLASSES))
-    starts = ends - np.bincount(classes, minlength=_CLASSES)
-    strides = np.cumsum(gaps.astype(np.int64) + 1) - 1
-    firsts = np.cumsum(counts) - counts
-    own = np.repeat(np.arange(_CLASSES), counts)
-    offsets = np.where(firsts > 0, strides[np.maximum(firsts - 1, 0)] + 1, 0) if len(strides) else firsts
-    places = strides - offsets[own] + starts[own]
-    if bool((places >= ends[own]).any()):
-        raise outside(len(target), len(target))
-    positions = order[places]
+def class_advance(target: Bits, found: ClassDifference, shift: int, *, first_word: int) -> Sums:
+    """Turn `target` [n] from base to new in place; how its fingerprint changed. Raises WireError for a position
+    outside; the target may be changed by then."""
+    own = np.searchsorted(found.bounds, _exponents(target, shift), side="right")
+    parts = np.split(found.gaps, np.cumsum(found.counts)[:-1])
+    places = [_places_in_class(own, part, one, rest=one == len(parts) - 1) for one, part in enumerate(parts)]
+    positions = np.concatenate(places)
     words = _words_of(np.sort(positions), target)
     before = _sums(target, words, first_word)
-    target[positions] = ulp.advance(target[positions], steps, is_float=True)
+    target[positions] = ulp.advance(target[positions], found.steps, is_float=True)
     return minus(_sums(target, words, first_word), before)
 
 
-def _classes(bits: Bits, shift: int) -> NDArray[np.uint8]:
-    classes: NDArray[np.uint8] = (bits >> bits.dtype.type(shift)).astype(np.uint8)
-    return classes
+def _exponents(bits: Bits, shift: int) -> NDArray[np.int64]:
+    magnitudes = bits & bits.dtype.type((1 << (8 * bits.itemsize - 1)) - 1)
+    return (magnitudes >> bits.dtype.type(shift)).astype(np.int64)
 
 
-def _gaps_within(changed: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.uint32]:
-    before = np.empty_like(changed)
-    before[:1] = -1
-    before[1:] = changed[:-1]
-    gaps: NDArray[np.uint32] = (changed - np.maximum(before, starts - 1) - 1).astype(np.uint32)
-    return gaps
+def _gaps_in_class(own: NDArray[np.int64], positions: NDArray[np.int64], one: int, *, rest: bool) -> NDArray[np.int64]:
+    mine = positions[own[positions] == one]
+    ranks = mine if rest else np.searchsorted(np.flatnonzero(own == one), mine)
+    return np.diff(ranks, prepend=-1) - 1
+
+
+def _places_in_class(own: NDArray[np.int64], gaps: NDArray[np.uint32], one: int, *, rest: bool) -> NDArray[np.int64]:
+    ranks = np.cumsum(gaps.astype(np.int64) + 1) - 1
+    members = np.arange(len(own)) if rest else np.flatnonzero(own == one)
+    if len(ranks) and ranks[-1] >= len(members):
+        raise outside(int(ranks[-1]), len(members))
+    return members[ranks]
 
 
 def _words_of(positions: NDArray[np.int64], bits: Bits) -> NDArray[np.int64]:
