@@ -71,12 +71,16 @@ class AppendStream:
         self._progress.set()
 
     async def _take(self, request: experience_pb2.AppendRequest) -> None:
+        pause_s = 0.0
         for frame in await _received(request.frames):
             answer = self._intake.append(self._member, frame)
             size = len(frame.payload)
             self._taken.append(_Taken(answer=answer, lsn=self._reservoir.journal.last_lsn, payload_bytes=size))
             self._unanswered_bytes += size
+            pause_s = max(pause_s, answer.retry_after_s)
         self._progress.set()
+        if pause_s:  # a sender that does not wait as it is told would cost everybody else
+            await asyncio.sleep(pause_s)
         while self._unanswered_bytes > MAX_CREDIT_BYTES:
             self._drained.clear()
             await self._drained.wait()
