@@ -26,6 +26,7 @@ COMMANDS = [
     "pause",
     "resume",
     "drain",
+    "weights",
     "eval",
     "plot",
     "config",

@@ -13,6 +13,7 @@ from forebay.buffer.reservoir import Reservoir
 from forebay.buffer.server import BufferServer
 from forebay.buffer.status import status_of
 from forebay.buffer.tally import Counts
+from forebay.buffer.weight_traffic import traffic_family
 from forebay.wire.v1 import control_pb2
 
 _ROLES = {1: "sampler", 2: "learner", 3: "edge"}
@@ -60,6 +61,7 @@ class BufferMetrics:
                 for key, value in sorted(by_name.get(name, {}).items()):
                     family.add_metric((run, *key), value)  # type: ignore[attr-defined]
             yield family
+        yield traffic_family({tenant.reservoir.rules.run: tenant.shelf.traffic for tenant in self._server.tenants})
         yield GaugeMetricFamily(
             "forebay_buffer_loop_lag_seconds", "How late the event loop wakes", self._server.loop_lag_s
         )

@@ -28,6 +28,7 @@ from forebay.buffer.retention import Retention
 from forebay.buffer.rules import Rules
 from forebay.buffer.selectors import order_of
 from forebay.buffer.signals import Signal
+from forebay.buffer.weight_place import place_at, url_of
 from forebay.buffer.weight_store import WeightStore
 from forebay.config.identity import differences, run_json
 from forebay.config.models import RunFile
@@ -237,7 +238,8 @@ def open_reservoir(
     state = found.state
     _check_same_run(run, state)
     _settle(disk, journal_folder, found.tail)
-    store = WeightStore(weights_folder, disk=disk, keep_anchors=run.buffer.keep_anchors, clock=clock)
+    place = place_at(url_of(run.publish.store, run.run.name), weights_folder, disk)
+    store = WeightStore(weights_folder, place=place, keep_anchors=run.buffer.keep_anchors, clock=clock)
 
     def journal(reservoir: Reservoir) -> Journal:
         return Journal(

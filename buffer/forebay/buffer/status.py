@@ -56,7 +56,13 @@ def limited_by(reservoir: Reservoir) -> str:
         return f"somebody to resume the run (paused: {state.paused})"
     if reservoir.draining:
         return "members to finish what is in flight (draining)"
-    return _full(reservoir) or _absent_learner(reservoir) or _first_weights(reservoir) or _slower_side(reservoir)
+    return (
+        _full(reservoir)
+        or reservoir.store.place.trouble
+        or _absent_learner(reservoir)
+        or _first_weights(reservoir)
+        or _slower_side(reservoir)
+    )
 
 
 def _full(reservoir: Reservoir) -> str:

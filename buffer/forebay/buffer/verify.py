@@ -17,7 +17,7 @@ from forebay.buffer.records import SEGMENT_HEADER, parse_segment_header, segment
 from forebay.buffer.recovery import recover
 from forebay.buffer.segment_walk import Walked, segment_files, walk
 from forebay.buffer.snapshot_check import check_snapshots
-from forebay.buffer.weight_check import check_weights
+from forebay.buffer.weight_check import check_weights, place_of
 from forebay.errors import UsageError
 from forebay.wire.frame_header import checksum
 
@@ -181,7 +181,7 @@ class Verification:
     def _weights(self, state: State | None) -> None:
         newest = state.newest if state is not None else None
         digest = state.published[newest].digest if state is not None and newest is not None else b""
-        found = check_weights(self._folder / "weights", newest, digest)
+        found = check_weights(place_of(self._folder.parent), newest, digest)
         self.problems.extend(found.problems)
         for problem in found.problems:
             self._tell(f"DAMAGED: {problem}")

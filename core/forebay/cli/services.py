@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 #: What a role cannot start without, of what its extra installs.
 NEEDED = {"sampler": ("vllm", "transformers"), "learner": ("torch", "deepspeed", "transformers")}
+ADDRESS = r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}"
 SAMPLER_SHORTHANDS = ("connect", "id", "fleet", "region")
 
 
@@ -27,7 +29,7 @@ def add(subparsers: Subparsers) -> None:
     buffer = add_command(
         subparsers,
         "buffer",
-        lambda arguments: verify(arguments) if arguments.verify else serve("buffer", arguments),
+        buffer_command,
         summary="the reservoir: takes in groups, leases batches, keeps weights",
         example="forebay buffer run.toml --buffer.listen 0.0.0.0:7070 --security.insecure true",
     )
@@ -60,7 +62,38 @@ def add(subparsers: Subparsers) -> None:
         metavar="OTHER.toml",
         help="serve this run too, on the same addresses, in its own folder and within its own quotas; repeatable",
     )
+    buffer.add_argument(
+        "--upstream",
+        metavar="HOST:PORT",
+        help="be a relay in front of a site: mirror the weights of the buffer there, pass all else on to it",
+    )
     _add_shorthands(sampler)
+
+
+def buffer_command(arguments: argparse.Namespace) -> int:
+    """Serve, relay or verify. Raises UsageError."""
+    if arguments.verify:
+        return verify(arguments)
+    return relay(arguments) if arguments.upstream else serve("buffer", arguments)
+
+
+def relay(arguments: argparse.Namespace) -> int:
+    """Run a relay until it is told to stop; returns its exit code. Raises UsageError."""
+    from forebay.config.home import prepare_home, store_resolved
+    from forebay.obs.log import setup_logging
+
+    if arguments.also:
+        raise UsageError("--also: a relay serves one run; start another relay for the other one")
+    if re.fullmatch(ADDRESS, arguments.upstream) is None:
+        raise UsageError(f"--upstream: got {arguments.upstream!r}, expected HOST:PORT of the buffer to relay")
+    run = load_run(arguments)
+    own_folder = run.publish.model_copy(update={"store": ""})  # what several buffers tidied up would be nobody's
+    run = run.model_copy(update={"publish": own_folder})
+    setup_logging("relay", run.observe.log_level)
+    prepare_home(run)
+    store_resolved(run)
+    entry: Callable[..., int] = importlib.import_module("forebay.buffer.relay").serve
+    return entry(run, arguments.upstream)
 
 
 def serve(role: str, arguments: argparse.Namespace) -> int:
