@@ -10,7 +10,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from examples import smollm2
+from forebay.wire.float_cast import cast
 from forebay.wire.host_state import HostState, TensorSpec
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
@@ -35,8 +38,21 @@ def make_run(folder: Path, lr: float, steps: int = STEPS) -> None:
     subprocess.run([forebay, "run", RUN_FILE, *flags, "--task.heldout_prompts", "16"], check=True, stdout=sys.stderr)
 
 
+def synthetic(elements: int = 1 << 24, moved: float = 5e-7) -> tuple[HostState, HostState]:
+    """Masters N(0, 0.02) that move by N(0, `moved`), before and after, in bfloat16."""
+    random = np.random.default_rng(0)
+    masters = random.standard_normal(elements, np.float32) * np.float32(0.02)
+    fresh = masters + random.standard_normal(elements, np.float32) * np.float32(moved)
+    found = []
+    for values in (masters, fresh):
+        state = HostState.allocate([TensorSpec(name="w", dtype="BF16", shape=(elements,))])
+        state.open_for_update("w")[:] = cast(values.view(np.uint32), "F32", "BF16")
+        found.append(state)
+    return found[0], found[1]
+
+
 def states(run: Path, steps: Sequence[int]) -> Iterator[tuple[int, HostState]]:
-    """(step, the weights after it) for ascending `steps` of a run's first learner. Raises KeyError for a missing one."""
+    """(step, the weights after it) for ascending `steps` of a run's first learner. Raises KeyError."""
     manifests = {manifest.version.step: manifest for manifest in _manifests(run)}
     state = HostState.allocate(_specs(manifests[0]))
     for step in range(max(steps) + 1):
@@ -48,7 +64,8 @@ def states(run: Path, steps: Sequence[int]) -> Iterator[tuple[int, HostState]]:
 
 
 def _manifests(run: Path) -> list[weights_pb2.Manifest]:
-    found = [weights_pb2.Manifest.FromString(path.read_bytes()) for path in run.rglob("*.manifest")]
+    singles = [path for path in run.rglob("*.manifest") if "-" not in path.stem]  # the others were merged from these
+    found = [weights_pb2.Manifest.FromString(path.read_bytes()) for path in singles]
     return sorted(found, key=lambda manifest: Version.from_proto(manifest.version))
 
 

@@ -78,6 +78,8 @@ class FakeBuffer:
         replayed, self.committed = self.committed - checkpoint_step, checkpoint_step
         return replayed
 
+    anchor_wanted = False
+
     def publish(self, encoded: EncodedWeights) -> int:
         self.gate.wait(30)
         if self.fail_publish and self.fail_publish.pop(0):

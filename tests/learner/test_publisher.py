@@ -105,3 +105,14 @@ def test_a_resumed_learner_builds_on_the_stored_version_when_it_is_the_same() ->
     other.adopt(state)
     offered(other, 3)
     assert buffer.versions[-1] == "3.3 anchor"
+
+
+def test_an_anchor_that_the_buffer_misses_comes_next() -> None:
+    buffer = FakeBuffer(lambda step: [])
+    ours = publisher(buffer)
+    offered(ours, 0, 1)
+    buffer.anchor_wanted = True
+    offered(ours, 2)
+    buffer.anchor_wanted = False
+    offered(ours, 3)
+    assert buffer.versions == ["1.0 anchor", "1.1", "1.2 anchor", "1.3"]

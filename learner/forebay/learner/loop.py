@@ -84,7 +84,11 @@ class Learner:
         specs = host_specs(self._model, getattr(torch, run.publish.dtype))
         self._host = HostState.allocate(specs)
         self._publisher = Publisher(
-            client, specs, self._membership.member.incarnation, anchor_every=run.publish.anchor_every
+            client,
+            specs,
+            self._membership.member.incarnation,
+            anchor_every=run.publish.anchor_every,
+            classes=run.publish.codec == "classes",
         )
         self._heart = Heart(client, stop, self._publisher, self._membership.heartbeat_s)
 

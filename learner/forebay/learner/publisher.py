@@ -47,10 +47,19 @@ class _Held:
 class Publisher:
     """Sends versions in a thread of its own, newest first. The methods are for one training thread."""
 
-    def __init__(self, client: BufferPort, specs: Sequence[TensorSpec], incarnation: int, anchor_every: int) -> None:
+    def __init__(
+        self,
+        client: BufferPort,
+        specs: Sequence[TensorSpec],
+        incarnation: int,
+        anchor_every: int,
+        *,
+        classes: bool = False,
+    ) -> None:
         self._client = client
         self._incarnation = incarnation
         self._anchor_every = anchor_every
+        self._classes = classes
         self._specs = specs
         self._changed = threading.Condition()
         self._free: list[_Held] = []
@@ -164,9 +173,12 @@ class Publisher:
     def _encode(self, held: _Held) -> Encoded:
         assert held.version is not None
         base = self._base
-        if base is None or base.version is None or self._since_anchor >= self._anchor_every - 1:
+        due = self._since_anchor >= self._anchor_every - 1 or self._client.anchor_wanted
+        if base is None or base.version is None or due:
             return encode_anchor(held.state, version=held.version)
-        return encode_delta(base.state, held.state, version=held.version, base_version=base.version)
+        return encode_delta(
+            base.state, held.state, version=held.version, base_version=base.version, classes=self._classes
+        )
 
     def _drop_base(self) -> None:
         with self._changed:
