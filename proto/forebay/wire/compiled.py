@@ -204,7 +204,7 @@ _inline = njit(nogil=True, cache=True, inline="always", error_model="numpy")
 _compile = njit(nogil=True, cache=True, error_model="numpy")
 
 
-_cut = _compile(classes.cut)
+_cut: Any = _compile(classes.cut)
 
 
 @_inline  # type: ignore[untyped-decorator]
