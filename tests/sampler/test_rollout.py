@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from examples.tiny_model import character_tokenizer
@@ -33,6 +34,7 @@ from forebay.sampler.tasks import load_task
 from forebay.sampler.tasks.answers import AnswerExtractor
 from forebay.sampler.tasks.order import prompt_index
 from forebay.wire.experience import decode_frame
+from forebay.wire.logprobs import COMPACT_BOUND
 from forebay.wire.trajectory import Trajectory
 from tests.sampler.support import (
     Learner,
@@ -158,6 +160,14 @@ async def test_groups_are_whole_scored_and_of_the_prompt_their_id_says(bench: St
         assert trajectory.reward == 1.0  # token 4 is a digit
         assert trajectory.reward_parts == {"digits": 1.0}
         assert trajectory.oldest == made.learner.version
+
+
+async def test_the_run_file_chooses_how_logprobs_travel(bench: Start) -> None:
+    made, _ = await bench(sampler__logprobs="compact")
+    sent = np.array([-0.5, -0.1], np.float32)
+    for trajectory in await made.lease(1):
+        assert not np.array_equal(trajectory.logprobs, sent)
+        assert np.abs(trajectory.logprobs - sent).max() <= COMPACT_BOUND
 
 
 async def test_members_have_seeds_of_their_own_that_a_repetition_repeats(bench: Start) -> None:

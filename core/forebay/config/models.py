@@ -137,6 +137,9 @@ class SamplerSection(Section):
     frame_linger_s: Annotated[float, Field(ge=0)] = Field(
         default=0.05, description="finished groups wait this long for company in a frame"
     )
+    logprobs: Literal["exact", "compact"] = Field(
+        default="exact", description="how log-probabilities travel; compact: smaller frames, off by at most 2^-8"
+    )
     max_new_tokens: Positive = 256
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -100,6 +100,7 @@ class Shipper:
             region=self._run.sampler.region,
             incarnation=self._member.incarnation,
             sequence=sequence,
+            codec=f"zstd+{self._run.sampler.logprobs}",
             attempts={parcel.permit.group_id: parcel.permit.attempt for parcel in parcels},
         )
         for header, parcel in zip(frame.header.groups, parcels, strict=True):
