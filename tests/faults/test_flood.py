@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forebay.buffer.client import BufferClient
+from forebay.buffer.intake import FULL_RETRY_S
 from forebay.config.models import RunFile
 from forebay.wire.version import Version
 from tests.buffer.support import join_learner, join_sampler, make_run, produce
@@ -101,6 +102,11 @@ async def test_another_run_floods(tmp_path: Path) -> None:
             with running(_FLOOD, a) as flood:
                 assert flood.stdout is not None
                 assert "max_trajectories = 4 is reached" in await asyncio.to_thread(flood.stdout.readline)
+                began = time.monotonic()
                 loud = await latencies_ms(sampler)
+                took_s = time.monotonic() - began
                 assert flood.poll() is None
+                flood.kill()
+                answers = len(flood.stdout.read().splitlines())
+            assert answers <= took_s / FULL_RETRY_S + 2, "it was answered sooner than it was told to come back"
             assert statistics.median(loud) < 2 * statistics.median(quiet)
