@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from examples import smollm2
+from forebay.buffer.weight_key import read_manifests
+from forebay.buffer.weight_place import LocalPlace
+from forebay.buffer.weight_replay import Replay
 from forebay.wire.float_cast import cast
 from forebay.wire.host_state import HostState, TensorSpec
-from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
-from forebay.wire.weights import apply
 
 ROOT = Path(__file__).parents[1]
 RUN_FILE = ROOT / "examples" / "smollm2.toml"
@@ -52,27 +53,13 @@ def synthetic(elements: int = 1 << 24, moved: float = 5e-7) -> tuple[HostState, 
 
 
 def states(run: Path, steps: Sequence[int]) -> Iterator[tuple[int, HostState]]:
-    """(step, the weights after it) for ascending `steps` of a run's first learner. Raises KeyError."""
-    manifests = {manifest.version.step: manifest for manifest in _manifests(run)}
-    state = HostState.allocate(_specs(manifests[0]))
-    for step in range(max(steps) + 1):
-        apply(state, manifests[step], _payload(run, manifests[step]))
-        if step in steps:
-            copy = HostState.allocate(state.specs)
-            copy.copy_from(state)
-            yield step, copy
-
-
-def _manifests(run: Path) -> list[weights_pb2.Manifest]:
-    singles = [path for path in run.rglob("*.manifest") if "-" not in path.stem]  # the others were merged from these
-    found = [weights_pb2.Manifest.FromString(path.read_bytes()) for path in singles]
-    return sorted(found, key=lambda manifest: Version.from_proto(manifest.version))
-
-
-def _payload(run: Path, manifest: weights_pb2.Manifest) -> bytes:
-    [chunks] = {path.parent for path in run.rglob("chunks/*")}
-    return b"".join((chunks / chunk.digest.hex()).read_bytes() for chunk in manifest.chunks)
-
-
-def _specs(anchor: weights_pb2.Manifest) -> list[TensorSpec]:
-    return [TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape)) for entry in anchor.tensors]
+    """(step, the weights after it) for ascending `steps` of a run's first learner. Raises UsageError."""
+    [folder] = (path.parent for path in run.rglob("manifests"))
+    place = LocalPlace(folder)
+    manifests = read_manifests(place)
+    replay, incarnation = Replay(place, manifests), min(key.version.incarnation for key in manifests)
+    for step in steps:
+        led = replay.weights_of(Version(incarnation, step))
+        copy = HostState.allocate(led.specs)
+        copy.copy_from(led)
+        yield step, copy

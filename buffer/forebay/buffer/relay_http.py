@@ -9,8 +9,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from forebay.buffer.http import _guard
-from forebay.buffer.ports import split
+from forebay.buffer.http_site import EXPOSITION, HttpSite
 from forebay.buffer.relay_mirror import Mirror
 from forebay.buffer.weight_traffic import traffic_family
 
@@ -20,28 +19,17 @@ class RelayHttp:
 
     def __init__(self, mirror: Mirror, run: str, address: str) -> None:
         self._mirror, self._run = mirror, run
-        self._host, self._port = split(address)
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        app = web.Application(middlewares=[_guard(self._host)], client_max_size=1 << 10)
-        app.add_routes(
-            [
-                web.get("/healthz", self._health),
-                web.get("/readyz", self._readiness),
-                web.get("/metrics", self._scrape),
-            ]
-        )
-        self._runner = web.AppRunner(app, access_log=None)
+        self._site = HttpSite(address, {"/readyz": self._readiness, "/metrics": self._scrape})
 
     async def start(self) -> int:
         """Begin to answer; the port."""
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, self._port).start()
-        return int(self._runner.addresses[0][1])
+        return await self._site.start()
 
     async def stop(self) -> None:
         """Hang up."""
-        await self._runner.cleanup()
+        await self._site.stop()
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client at every scrape."""
@@ -54,12 +42,9 @@ class RelayHttp:
         yield GaugeMetricFamily("forebay_buffer_disk_bytes", "Weights on disk", self._mirror.store.disk_bytes)
         yield GaugeMetricFamily("forebay_buffer_time_seconds", "The relay's clock", time.time())
 
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
     async def _readiness(self, request: web.Request) -> web.Response:
         ready = self._mirror.newest() is not None
         return web.Response(text="ready\n" if ready else "no weights yet\n", status=200 if ready else 503)
 
     async def _scrape(self, request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(body=generate_latest(self._registry), headers=EXPOSITION)

@@ -11,8 +11,9 @@ from forebay.buffer.reservoir import Reservoir
 from forebay.buffer.signals import Signal
 from forebay.buffer.weight_merger import Merger
 from forebay.buffer.weight_plan import cheapest_path, first_part, wants_anchor
-from forebay.buffer.weight_store import DIGEST_BYTES, MAX_CHUNK_BYTES, WeightStore
+from forebay.buffer.weight_store import MAX_CHUNK_BYTES, WeightStore
 from forebay.buffer.weight_traffic import WeightTraffic
+from forebay.wire.digest import DIGEST_BYTES
 from forebay.wire.v1 import common_pb2, journal_pb2, weights_pb2
 from forebay.wire.version import Version
 

@@ -57,9 +57,9 @@ def check_place(place: Place) -> WeightCheck:
     found.manifests = dict(_manifests(place, found))
     found.versions = len({key.version for key in found.manifests})
     sizes = {chunk.digest: chunk.bytes for manifest in found.manifests.values() for chunk in manifest.chunks}
-    for name in place.sizes("chunks"):
-        _check_chunk(place, name, sizes, found)
     there = place.sizes("chunks").keys()
+    for name in there:
+        _check_chunk(place, name, sizes, found)
     for key, manifest in found.manifests.items():
         _check_present(place, key, manifest, there, found)
     return found

@@ -21,8 +21,7 @@ def export(weights: HostState, into: Path, model: Path | None, tokenizer: Path |
 
     `into` appears whole or not at all. Raises UsageError when it is there already.
     """
-    if into.exists():
-        raise UsageError(f"{into}: exists already; give another folder with --into")
+    refuse_existing(into)
     partial = into.with_name(f".{into.name}.making")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -32,6 +31,12 @@ def export(weights: HostState, into: Path, model: Path | None, tokenizer: Path |
     write_safetensors(weights, partial / "model.safetensors")
     partial.rename(into)
     return sorted(path.name for path in into.iterdir())
+
+
+def refuse_existing(into: Path) -> None:
+    """Raises UsageError when `into` is there; to be asked before long work, too."""
+    if into.exists():
+        raise UsageError(f"{into}: exists already; give another folder with --into")
 
 
 def write_safetensors(weights: HostState, file: Path) -> None:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-import blake3
 import grpc.aio
 
 from forebay.buffer.answers import WeightsDamaged
 from forebay.buffer.calls import CLIENT_OPTIONS
 from forebay.buffer.link import Link
+from forebay.wire.digest import digest_of
 from forebay.wire.v1 import common_pb2, weights_pb2, weights_pb2_grpc
 
 #: One TCP connection carries a window a round trip; several fill a long line, and leave the control calls theirs.
@@ -69,7 +69,7 @@ class ChunkFetcher:
                 data = bytearray()
                 await self._link.call(lambda data=data: self._read(stub, member, chunk, data))  # type: ignore[misc]
                 held = bytes(data)
-                if await asyncio.to_thread(_digest, held) == chunk.digest:
+                if await asyncio.to_thread(digest_of, held) == chunk.digest:
                     return held
         finally:
             free.append(stub)
@@ -87,7 +87,3 @@ class ChunkFetcher:
                 raise WeightsDamaged(f"chunk {chunk.digest.hex()}: the buffer sent bytes that were not asked for")
             data += piece.data
             self._on_bytes(len(piece.data))
-
-
-def _digest(data: bytes) -> bytes:
-    return bytes(blake3.blake3(data).digest())

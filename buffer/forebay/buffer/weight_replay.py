@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from forebay.buffer.errors import ReservoirError
 from forebay.buffer.weight_key import Key
@@ -10,7 +10,8 @@ from forebay.buffer.weight_place import Place
 from forebay.buffer.weight_plan import NOTHING, cheapest_path
 from forebay.errors import UsageError
 from forebay.wire.errors import WeightsError
-from forebay.wire.host_state import HostState, TensorSpec
+from forebay.wire.host_state import HostState
+from forebay.wire.manifest import spec_of
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
 from forebay.wire.weights import apply
@@ -66,14 +67,9 @@ class Replay:
 
     def _apply(self, manifest: weights_pb2.Manifest) -> None:
         if manifest.anchor:
-            specs = specs_of(manifest.tensors)
+            specs = [spec_of(entry) for entry in manifest.tensors]
             if self._state is None or self._state.specs != specs:
                 self._state = HostState.allocate(specs)
         assert self._state is not None
         payload = b"".join(self._place.get(f"chunks/{chunk.digest.hex()}") for chunk in manifest.chunks)
         apply(self._state, manifest, payload)
-
-
-def specs_of(tensors: Sequence[weights_pb2.TensorEntry]) -> list[TensorSpec]:
-    """What an anchor's tensors need room for."""
-    return [TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape)) for entry in tensors]

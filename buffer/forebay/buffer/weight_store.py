@@ -20,14 +20,13 @@ from forebay.buffer.disk import Disk
 from forebay.buffer.errors import CallRefused, ChunkGone
 from forebay.buffer.weight_key import Key, read_manifests
 from forebay.buffer.weight_place import LocalPlace, Place
-from forebay.wire.digest import digest_of
+from forebay.wire.digest import DIGEST_BYTES, digest_of
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
 
 log = logging.getLogger(__name__)
 
 MAX_CHUNK_BYTES = 64 << 20
-DIGEST_BYTES = 32
 
 #: A plan is good for this long: what it names is not deleted before.
 PLAN_GOOD_FOR_S = 600.0

@@ -92,6 +92,7 @@ def verify(arguments: argparse.Namespace) -> int:
 def export(arguments: argparse.Namespace) -> int:
     """Write the folder. Raises UsageError, VersionUnreachable, CorruptWeights."""
     from forebay.buffer.weight_export import export as write
+    from forebay.buffer.weight_export import refuse_existing
     from forebay.buffer.weight_replay import Replay
     from forebay.wire.version import Version
 
@@ -101,8 +102,7 @@ def export(arguments: argparse.Namespace) -> int:
         raise UsageError(f"version {arguments.version}: expected INCARNATION.STEP, such as 1.40") from error
     found = _find(arguments)
     into: Path = arguments.into or Path(f"{found.name}-{version}")
-    if into.exists():
-        raise UsageError(f"{into}: exists already; give another folder with --into")
+    refuse_existing(into)
     weights = Replay(found.place, _manifests(found.place)).weights_of(version)
     model, tokenizer = found.beside()
     files = write(weights, into, model, tokenizer)

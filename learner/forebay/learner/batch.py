@@ -24,7 +24,7 @@ def open_batch(lease: Lease) -> list[Trajectory]:
     damage: list[str] = []
     for frame in lease.frames:
         try:
-            for group_id, members in _by_group(decode_frame(frame)).items():
+            for group_id, members in by_group(decode_frame(frame)).items():
                 groups.setdefault(group_id, members)
         except FrameError as error:
             damage.append(str(error))
@@ -42,7 +42,8 @@ def open_batch(lease: Lease) -> list[Trajectory]:
     ]
 
 
-def _by_group(trajectories: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:
+def by_group(trajectories: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:
+    """Groups by id, in the order of their first members."""
     groups: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.group_id, []).append(trajectory)

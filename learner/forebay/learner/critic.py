@@ -60,8 +60,9 @@ def load_critic(run: RunFile) -> Engine[torch.Tensor]:
     model = load_model(settings.critic.path or run.model.path)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    return Engine(ValueModel(model).train(), _critic_settings(settings))
+    return Engine(ValueModel(model).train(), critic_settings(settings))
 
 
-def _critic_settings(settings: LearnerSection) -> LearnerSection:
+def critic_settings(settings: LearnerSection) -> LearnerSection:
+    """The learner's, with the critic's own learning rate."""
     return settings.model_copy(update={"lr": settings.critic.lr})

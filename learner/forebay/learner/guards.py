@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from forebay.learner.advantages.statistics import ZERO_SPREAD
+from forebay.learner.batch import by_group
 from forebay.learner.engine import Update
 from forebay.learner.errors import KlExceeded, NonFiniteTraining
 from forebay.learner.meter import StepMeter
@@ -78,10 +79,8 @@ class DegenerateRewards:
 
     def note(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Share of groups without spread, and for how many steps it has been all of them."""
-        groups: dict[int, list[float]] = {}
-        for trajectory in trajectories:
-            groups.setdefault(trajectory.group_id, []).append(trajectory.reward)
-        flat = [float(np.std(rewards)) < ZERO_SPREAD for rewards in groups.values()]
+        groups = by_group(trajectories).values()
+        flat = [float(np.std([member.reward for member in group])) < ZERO_SPREAD for group in groups]
         self._in_a_row = self._in_a_row + 1 if all(flat) else 0
         if self._in_a_row and self._in_a_row % self._patience == 0:
             log.warning(

@@ -78,8 +78,8 @@ class StepMeter:
         self.clipped += float(batch.clipped_t.sum())
         plain_t = np.exp(batch.proximal_t - batch.behaviour_t)
         self.capped += float((batch.weight_t < plain_t * (1 - 1e-6)).sum())
-        self.policy_kl += float(_k3(batch.proximal_t, batch.current_t).sum())
-        kl_t = _k3(batch.behaviour_t, batch.current_t)
+        self.policy_kl += float(_k3(batch.current_t - batch.proximal_t).sum())
+        kl_t = _k3(batch.current_t - batch.behaviour_t)
         if first:
             self._add_first(batch, kl_t)
         return float(kl_t.sum())
@@ -104,7 +104,7 @@ class StepMeter:
             fresh = self.fresh.setdefault(int(step), Fresh())
             fresh.tokens += len(of_step_t)
             fresh.absolute += float(np.abs(of_step_t).sum())
-            fresh.kl += float((np.expm1(of_step_t) - of_step_t).sum())
+            fresh.kl += float(_k3(of_step_t).sum())
 
     def worst_group(self) -> tuple[int, float]:
         """The group with the largest mean KL, and that."""
@@ -149,8 +149,8 @@ class StepMeter:
         }
 
 
-def _k3(this_t: Floats, other_t: Floats) -> Floats:
-    difference_t = other_t - this_t
+def _k3(difference_t: Floats) -> Floats:
+    """`forebay.learner.kl.k3` of log other - log this, on the host."""
     return np.asarray(np.expm1(difference_t) - difference_t)
 
 

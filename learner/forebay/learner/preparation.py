@@ -17,6 +17,7 @@ from forebay.learner.advantages.episode import Episode, Floats
 from forebay.learner.advantages.gae import gae_returns
 from forebay.learner.advantages.rewards import RewardShaping
 from forebay.learner.advantages.table import estimator
+from forebay.learner.batch import by_group
 from forebay.learner.corrections.group_expectation import expected_logprob
 from forebay.learner.kl import ESTIMATES
 from forebay.learner.packing import MicroBatch, pack
@@ -44,7 +45,7 @@ class Preparation:
     def groups(self, trajectories: Sequence[Trajectory], *, several_updates: bool) -> Groups:
         """The batch as groups, in the order of their first members, with every column that the step needs."""
         rewards = dict(zip(map(id, trajectories), self._shaping(trajectories), strict=True))
-        groups = [_bare(group) for group in _by_group(trajectories)]
+        groups = [_bare(group) for group in by_group(trajectories).values()]
         if self._kl_in_reward or self._roles.critic:
             return self._with_advantages(self._scored(groups, proximal=True), rewards)
         return self._scored(self._with_advantages(groups, rewards), proximal=several_updates)
@@ -113,13 +114,6 @@ class Preparation:
             return taught
         return_t = gae_returns(episode, self._settings.gamma, self._settings.lam)
         return replace(taught, return_t=return_t.astype(np.float32))
-
-
-def _by_group(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    groups: dict[int, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        groups.setdefault(trajectory.group_id, []).append(trajectory)
-    return list(groups.values())
 
 
 def _bare(group: list[Trajectory]) -> list[Sample]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from forebay.config.models import RunFile
-from forebay.learner.critic import value_loss
+from forebay.learner.critic import critic_settings, value_loss
 from forebay.learner.guards import DegenerateRewards, Refusals, guard_kl, guard_new_weights
 from forebay.learner.kl import k3
 from forebay.learner.loss import PolicyLoss
@@ -36,7 +36,7 @@ class Trainer:
 
     def __init__(self, roles: Roles, run: RunFile, clock: PhaseClock) -> None:
         self._roles, self._settings, self._clock = roles, run.learner, clock
-        self._critic_settings = run.learner.model_copy(update={"lr": run.learner.critic.lr})
+        self._critic_settings = critic_settings(run.learner)
         self._seed = run.run.seed
         self._preparation = Preparation(roles, run, clock)
         self._loss = PolicyLoss.of(run)

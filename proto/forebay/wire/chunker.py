@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forebay.wire.bytes_like import BytesLike, flat
 from forebay.wire.digest import digest_of
 from forebay.wire.v1 import weights_pb2
 
@@ -17,10 +18,11 @@ class Chunker:
         self._named: list[weights_pb2.Chunk] = []
         self._open = bytearray()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: BytesLike) -> None:
         """Append to the payload."""
-        self._open += data
-        self.written_bytes += len(data)
+        content = flat(data)
+        self._open += content
+        self.written_bytes += len(content)
         while len(self._open) >= CHUNK_BYTES:
             self._cut(CHUNK_BYTES)
 

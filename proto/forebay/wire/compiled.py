@@ -97,26 +97,35 @@ def _word_shift(bits: Bits) -> int:
     return 4 - bits.itemsize.bit_length()
 
 
+def _loaded_line(context: Any, builder: Any, array_type: Any, array: Any, line: Any) -> Any:
+    """Code that loads 64 bytes of an array, wherever they lie, as a vector of its elements."""
+    from llvmlite import ir
+
+    width = array_type.dtype.bitwidth
+    vector = ir.VectorType(ir.IntType(width), 8 * _LINE_BYTES // width)
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.load(builder.gep(builder.bitcast(data, vector.as_pointer()), [line]), align=1)
+
+
+def _as_mask(builder: Any, truths: Any) -> Any:
+    """Code that makes 64 bits of a vector of truth values, the first one lowest."""
+    from llvmlite import ir
+
+    mask = builder.bitcast(truths, ir.IntType(truths.type.count))
+    return builder.zext(mask, ir.IntType(64)) if truths.type.count < 64 else mask
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def _line_mask(typing_context: Any, base: Any, new: Any, line: Any) -> Any:
     """Bit k: element k of the 64-byte line differs. One comparison of vectors where the machine has such."""
     signature = types.uint64(base, new, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        from llvmlite import ir
-
-        width = signature.args[0].dtype.bitwidth
-        lanes = 8 * _LINE_BYTES // width
-        vector = ir.VectorType(ir.IntType(width), lanes)
-
-        def load(array_type: Any, array: Any) -> Any:
-            data = context.make_array(array_type)(context, builder, array).data
-            pointer = builder.gep(builder.bitcast(data, vector.as_pointer()), [arguments[2]])
-            return builder.load(pointer, align=1)
-
-        unequal = builder.icmp_unsigned("!=", *map(load, signature.args[:2], arguments[:2]))
-        mask = builder.bitcast(unequal, ir.IntType(lanes))
-        return builder.zext(mask, ir.IntType(64)) if lanes < 64 else mask
+        lines = [
+            _loaded_line(context, builder, array_type, array, arguments[2])
+            for array_type, array in zip(signature.args[:2], arguments[:2], strict=True)
+        ]
+        return _as_mask(builder, builder.icmp_unsigned("!=", *lines))
 
     return signature, generate
 
@@ -129,18 +138,15 @@ def _line_below(typing_context: Any, bits: Any, line: Any, limit: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         from llvmlite import ir
 
-        width = signature.args[0].dtype.bitwidth
-        lanes, element = 8 * _LINE_BYTES // width, ir.IntType(width)
-        vector = ir.VectorType(element, lanes)
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        pointer = builder.gep(builder.bitcast(data, vector.as_pointer()), [arguments[1]])
-        magnitudes = builder.and_(builder.load(pointer, align=1), ir.Constant(vector, [(1 << (width - 1)) - 1] * lanes))
+        line = _loaded_line(context, builder, signature.args[0], arguments[0], arguments[1])
+        width, lanes, vector = line.type.element.width, line.type.count, line.type
+        element = vector.element
+        magnitudes = builder.and_(line, ir.Constant(vector, [(1 << (width - 1)) - 1] * lanes))
         bound = arguments[2] if width == 64 else builder.trunc(arguments[2], element)
         one = builder.insert_element(ir.Constant(vector, ir.Undefined), bound, ir.Constant(ir.IntType(32), 0))
         picks = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
         below = builder.icmp_unsigned("<", magnitudes, builder.shuffle_vector(one, one, picks))
-        mask = builder.bitcast(below, ir.IntType(lanes))
-        return builder.zext(mask, ir.IntType(64)) if lanes < 64 else mask
+        return _as_mask(builder, below)
 
     return signature, generate
 

@@ -8,9 +8,10 @@ from itertools import chain, islice
 
 from forebay.wire import block
 from forebay.wire.block import BLOCK_BYTES, Block, Kind
+from forebay.wire.bytes_like import BytesLike
 from forebay.wire.chunker import Chunker
 from forebay.wire.dtype import Bits
-from forebay.wire.fingerprint import NOTHING, Sums, packed, plus, unpacked
+from forebay.wire.fingerprint import NOTHING, packed, plus, total, unpacked
 from forebay.wire.host_state import HostState, Slot, blocks_of
 from forebay.wire.parallel import batched, in_order
 from forebay.wire.v1 import weights_pb2
@@ -28,6 +29,15 @@ class Encoded:
     def payload(self) -> bytes:
         """The chunks in payload order, as `apply` takes them."""
         return b"".join(self.chunks[chunk.digest] for chunk in self.manifest.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A block as it stands in a payload."""
+
+    kind: Kind
+    changed: int
+    data: BytesLike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,10 +59,12 @@ def encode(base: HostState | None, new: HostState, manifest: weights_pb2.Manifes
     for slot in new.layout:
         own = list(islice(blocks, -(-slot["nbytes"] // BLOCK_BYTES)))
         before = unpacked(digests[slot["name"]]) if base else NOTHING
-        digests[slot["name"]] = packed(_total(before, own))
+        digests[slot["name"]] = packed(plus(before, total(one.change for one in own)))
         new.learn_digest(slot["name"], digests[slot["name"]])
         if base is None or any(one.changed for one in own):
-            manifest.tensors.append(_written(slot, own, digests[slot["name"]], payload))
+            entry = manifest.tensors.add(name=slot["name"], dtype=slot["dtype"], shape=slot["shape"])
+            entry.digest = digests[slot["name"]]
+            write_blocks(entry, [Written(kind=one.kind, changed=one.changed, data=one.data) for one in own], payload)
     manifest.digest = new.digest_with(digests)
     manifest.changed = sum(entry.changed for entry in manifest.tensors)
     manifest.chunks.extend(payload.close())
@@ -72,21 +84,14 @@ def _encoded(piece: _Piece, classes: bool) -> Block:
     return block.encode(piece.old, piece.new, piece.dtype, first=piece.first, classes=classes)
 
 
-def _total(sums: Sums, blocks: Sequence[Block]) -> Sums:
-    for one in blocks:
-        sums = plus(sums, one.change)
-    return sums
-
-
-def _written(slot: Slot, blocks: Sequence[Block], digest: bytes, payload: Chunker) -> weights_pb2.TensorEntry:
-    entry = weights_pb2.TensorEntry(name=slot["name"], dtype=slot["dtype"], shape=slot["shape"], digest=digest)
+def write_blocks(entry: weights_pb2.TensorEntry, blocks: Sequence[Written], payload: Chunker) -> None:
+    """Append a tensor's blocks to the payload, and say in its entry where and what they are."""
     entry.offset = payload.written_bytes
     for one in blocks:
         payload.write(one.data)
     entry.bytes = payload.written_bytes - entry.offset
     entry.changed = sum(one.changed for one in blocks)
     entry.codec = _codec_name({one.kind for one in blocks})
-    return entry
 
 
 def _codec_name(kinds: set[Kind]) -> str:

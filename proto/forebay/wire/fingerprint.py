@@ -15,6 +15,7 @@ Incremental multiset hashing: Clarke et al., ASIACRYPT 2003 (there with secret k
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import TypeAlias
 
 Sums: TypeAlias = tuple[int, int]  #: of first and of second, each below 2^64
@@ -36,6 +37,14 @@ _PACKED = struct.Struct("<QQ")
 def plus(sums: Sums, change: Sums) -> Sums:
     """The sums of two sets of words, or of a tensor and what an update changed."""
     return (sums[0] + change[0]) & _FULL, (sums[1] + change[1]) & _FULL
+
+
+def total(parts: Iterable[Sums]) -> Sums:
+    """The sums of all parts."""
+    sums = NOTHING
+    for part in parts:
+        sums = plus(sums, part)
+    return sums
 
 
 def minus(sums: Sums, other: Sums) -> Sums:

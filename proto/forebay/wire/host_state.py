@@ -228,10 +228,7 @@ def _lay_out(specs: Iterable[TensorSpec]) -> tuple[list[Slot], int]:
 
 
 def _fingerprint(content: NDArray[np.uint8]) -> fingerprint.Sums:
-    sums = fingerprint.NOTHING
-    for part in in_order(lambda start: _piece(content, start), range(0, len(content), _PIECE_BYTES)):
-        sums = fingerprint.plus(sums, part)
-    return sums
+    return fingerprint.total(in_order(lambda start: _piece(content, start), range(0, len(content), _PIECE_BYTES)))
 
 
 def _piece(content: NDArray[np.uint8], start: int) -> fingerprint.Sums:

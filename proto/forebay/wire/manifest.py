@@ -17,6 +17,11 @@ MAX_TENSORS = 1 << 20
 MAX_DIMENSIONS = 64
 
 
+def spec_of(entry: weights_pb2.TensorEntry) -> TensorSpec:
+    """The tensor that an entry speaks of."""
+    return TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape))
+
+
 def check_manifest(manifest: weights_pb2.Manifest) -> None:
     """Format, digests, and that tensors and chunks tile the payload. Cheap. Raises CorruptWeights."""
     _require(manifest.format == FORMAT, f"weight format {manifest.format}, this program reads {FORMAT}")
@@ -59,7 +64,7 @@ def _check_tensors(manifest: weights_pb2.Manifest) -> None:
 
 
 def _elements(entry: weights_pb2.TensorEntry) -> int:
-    spec = TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape))
+    spec = spec_of(entry)
     try:
         return max(spec.elements, spec.nbytes)  # sub-byte elements are counted in bytes, which are fewer
     except WeightsError as error:

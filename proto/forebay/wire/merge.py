@@ -19,14 +19,13 @@ from forebay.wire.block import BLOCK_BYTES, Kind, Opened
 from forebay.wire.bytes_like import BytesLike, flat
 from forebay.wire.chunker import Chunker
 from forebay.wire.dtype import Bits, unit
-from forebay.wire.encoder import Encoded
+from forebay.wire.encoder import Encoded, Written, write_blocks
 from forebay.wire.errors import CorruptWeights, WeightsError, WireError
-from forebay.wire.host_state import TensorSpec
+from forebay.wire.manifest import spec_of
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
 
 _ADDS = frozenset({Kind.GAPS, Kind.BITMASK})  #: ULP steps at places that the payload names
-_CODECS = {Kind.GAPS: "gap-ulp", Kind.PLANES: "planes"}
 
 
 class CannotMerge(WeightsError):
@@ -98,9 +97,7 @@ def _merged_tensors(
     tables, tables_behind = _tables(chain), _tables(behind)
     for name in sorted({name for _, entries in tables for name in entries}):
         newest, contents = _parts(tables, name)
-        entry = weights_pb2.TensorEntry(
-            name=name, dtype=newest.dtype, shape=newest.shape, digest=newest.digest, offset=payload.written_bytes
-        )
+        entry = weights_pb2.TensorEntry(name=name, dtype=newest.dtype, shape=newest.shape, digest=newest.digest)
         try:
             blocks = list(_merged_blocks(newest, contents))
         except CannotMerge:
@@ -108,7 +105,8 @@ def _merged_tensors(
                 raise
             blocks = list(_blocks_by_value(newest, _parts(tables_behind, name)[1], contents))
         if chain[0].manifest.anchor or any(one.changed for one in blocks):
-            yield _written(entry, blocks, payload)
+            write_blocks(entry, blocks, payload)
+            yield entry
 
 
 def _tables(chain: Sequence[Delta]) -> _Tables:
@@ -124,24 +122,7 @@ def _parts(tables: _Tables, name: str) -> tuple[weights_pb2.TensorEntry, list[me
     return own[-1][1], [flat(delta.read(entry.offset, entry.bytes)) for delta, entry in own]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    kind: Kind
-    changed: int
-    data: BytesLike
-
-
-def _written(entry: weights_pb2.TensorEntry, blocks: Sequence[_Block], payload: Chunker) -> weights_pb2.TensorEntry:
-    for one in blocks:
-        payload.write(bytes(one.data))
-    entry.bytes = payload.written_bytes - entry.offset
-    entry.changed = sum(one.changed for one in blocks)
-    names = {_CODECS.get(one.kind, "mixed") for one in blocks if one.kind is not Kind.SAME}
-    entry.codec = names.pop() if len(names) == 1 else "mixed" if names else "planes"
-    return entry
-
-
-def _merged_blocks(entry: weights_pb2.TensorEntry, contents: Sequence[memoryview]) -> Iterator[_Block]:
+def _merged_blocks(entry: weights_pb2.TensorEntry, contents: Sequence[memoryview]) -> Iterator[Written]:
     """Block after block of one tensor, of which `contents` has each delta's bytes."""
     for elements, opened in _side_by_side(entry, contents):
         chain = _Chain(dtype=entry.dtype, elements=elements)
@@ -152,7 +133,7 @@ def _merged_blocks(entry: weights_pb2.TensorEntry, contents: Sequence[memoryview
 
 def _blocks_by_value(
     entry: weights_pb2.TensorEntry, behind: Sequence[memoryview], contents: Sequence[memoryview]
-) -> Iterator[_Block]:
+) -> Iterator[Written]:
     """The same, by making the base's values and the new ones, block after block."""
     first = 0
     for elements, opened in _side_by_side(entry, [*behind, *contents]):
@@ -163,7 +144,7 @@ def _blocks_by_value(
         for one, _ in opened[len(behind) :]:
             block.apply_block(bits, one, entry.dtype, first=first)
         packed = block.encode(base, bits, entry.dtype, first=first)
-        yield _Block(kind=packed.kind, changed=packed.changed, data=packed.data)
+        yield Written(kind=packed.kind, changed=packed.changed, data=packed.data)
         first += bits.nbytes
 
 
@@ -172,7 +153,7 @@ def _side_by_side(
 ) -> Iterator[tuple[int, list[tuple[Opened, memoryview]]]]:
     """For each block of a tensor: its elements, and what every delta has for it, opened and as bytes."""
     width = unit(entry.dtype).itemsize
-    left = TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape)).nbytes // width
+    left = spec_of(entry).nbytes // width
     rests = list(contents)
     try:
         while left:
@@ -205,25 +186,25 @@ class _Chain:
         if len(self.opened) == 1:
             self.data = data
 
-    def merged(self) -> _Block:
+    def merged(self) -> Written:
         """One block in the place of all. Raises CannotMerge, WireError."""
         kinds = [opened.kind for opened in self.opened]
         if not kinds:
             return _steps_block(np.zeros(self.elements, unit(self.dtype)))
         if len(kinds) == 1:
-            return _Block(kind=kinds[0], changed=self.opened[0].changed, data=self.data)
+            return Written(kind=kinds[0], changed=self.opened[0].changed, data=self.data)
         if kinds[0] is Kind.PLANES:
             return self._placed()
         if set(kinds) <= _ADDS:
             return _steps_block(self._moved())
         raise CannotMerge(f"blocks of kinds {', '.join(kind.name for kind in kinds)} need their base's values")
 
-    def _placed(self) -> _Block:
+    def _placed(self) -> Written:
         bits: Bits = np.zeros(self.elements, unit(self.dtype))
         for opened in self.opened:
             block.apply_block(bits, opened, self.dtype)
         packed = block.encode(None, bits, self.dtype)
-        return _Block(kind=packed.kind, changed=packed.changed, data=packed.data)
+        return Written(kind=packed.kind, changed=packed.changed, data=packed.data)
 
     def _moved(self) -> Bits:
         """How far each element moved in all, modulo 2^width, shape [elements]."""
@@ -234,12 +215,12 @@ class _Chain:
         return moved
 
 
-def _steps_block(moved: Bits) -> _Block:
+def _steps_block(moved: Bits) -> Written:
     positions = np.flatnonzero(moved)
     ends = moved[positions]
     steps = ulp.steps(np.zeros_like(ends), ends, is_float=False)
     kind = Kind.GAPS if len(positions) else Kind.SAME
-    return _Block(kind=kind, changed=len(positions), data=block.pack_steps(positions, steps))
+    return Written(kind=kind, changed=len(positions), data=block.pack_steps(positions, steps))
 
 
 def payload_reader(

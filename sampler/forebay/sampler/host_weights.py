@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from forebay.sampler.engine import HostCopy
+from forebay.wire.manifest import spec_of
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
 from forebay.wire.weights import HostState, TensorSpec, Undo, apply
@@ -57,7 +58,7 @@ class HostWeights:
 
     def apply(self, manifest: weights_pb2.Manifest, payload: bytes) -> None:
         """One more update. Raises WrongBase or CorruptWeights; the weights are then as they were before it."""
-        specs = sorted((_spec(entry) for entry in manifest.tensors), key=lambda spec: spec.name)
+        specs = sorted((spec_of(entry) for entry in manifest.tensors), key=lambda spec: spec.name)
         if manifest.anchor and specs != self.state.specs:
             self.put_back()
             self._replaced, self._shared = self._shared, SharedState(specs)
@@ -83,7 +84,3 @@ class HostWeights:
         """Give the memory back."""
         self.put_back()
         self._shared.close()
-
-
-def _spec(entry: weights_pb2.TensorEntry) -> TensorSpec:
-    return TensorSpec(name=entry.name, dtype=entry.dtype, shape=tuple(entry.shape))
