@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.buffer_load import backlog, bulk, peers, recovery, single, soak, streams
+from benchmarks.buffer_load import backlog, bulk, peers, recovery, single, snapshot, soak, streams
 from benchmarks.buffer_load.plan import FULL, QUICK, Plan
 
 ROOT = Path(__file__).parents[1]
@@ -35,10 +35,11 @@ SECTIONS: Mapping[str, Section] = {
     "transferqueue": peers.transferqueue,
     "streams": streams.streams,
     "recovery": recovery.recovery,
+    "snapshot": snapshot.snapshot,
 }
 
 #: What `--quick` leaves out unless asked for.
-SLOW = frozenset({"streams", "recovery"})
+SLOW = frozenset({"streams", "recovery", "snapshot"})
 
 #: Ratio, and the two figures that make it.
 RATIOS = {

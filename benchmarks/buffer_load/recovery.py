@@ -16,7 +16,7 @@ def recovery(plan: Plan, folder: Path) -> dict[str, Any]:
     """Seconds from the start of the process until Status answers, less what an empty folder takes."""
     frames = max(1, plan.recovery_mb * 10**6 // (GROUPS_A_FRAME * GROUP_SIZE * ROW_BYTES))
     shape = RunShape(group_size=GROUP_SIZE, groups_per_step=GROUPS_A_FRAME, steps=frames)
-    with serving(folder / "empty", shape) as server:
+    with serving(folder / "empty", shape.run_file()) as server:
         server.stop()
         empty_s = server.start()
     with site(folder / "recovery", shape) as here:

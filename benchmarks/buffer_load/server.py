@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.buffer_load.commands import ROOT
 from forebay.buffer.client import BlockingClient
@@ -21,6 +22,9 @@ from forebay.wire.v1 import control_pb2, experience_pb2
 
 START_TIMEOUT_S = 120.0
 MEMBER_TIMEOUT_S = 3600.0  #: load processes send no heartbeats
+
+#: A run file's sections and their keys.
+RunSections = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +35,33 @@ class RunShape:
     groups_per_step: int
     steps: int
 
+    def run_file(self) -> RunSections:
+        """What a run file says about it."""
+        return {
+            "run": {"name": "bench"},
+            "model": {"path": "none"},
+            "task": {"name": "none", "heldout_prompts": 0},
+            "buffer": {"member_timeout_s": MEMBER_TIMEOUT_S},
+            "learner": {
+                "group_size": self.group_size,
+                "groups_per_step": self.groups_per_step,
+                "steps": self.steps,
+                "max_staleness": self.steps,
+            },
+        }
+
 
 class Server:
     """One buffer in its own process, over a folder that outlives it."""
 
-    def __init__(self, folder: Path, shape: RunShape) -> None:
+    def __init__(self, folder: Path, sections: RunSections) -> None:
+        """`sections` but for the run's folder and the buffer's addresses, which are made here."""
         self.address = _free_address()
         self.run_file = folder / "run.toml"
         self.journal = folder / "run" / "buffer" / "journal"
         self._log = folder / "server.log"
         folder.mkdir(parents=True, exist_ok=True)
-        self.run_file.write_text(_run_file(folder / "run", self.address, shape), encoding="utf-8")
+        self.run_file.write_text(_located(sections, folder / "run", self.address), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
@@ -117,9 +137,9 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, shape: RunShape) -> Iterator[Server]:
+def serving(folder: Path, sections: RunSections) -> Iterator[Server]:
     """A fresh buffer for the time of the body; then it is killed and its folder removed."""
-    server = Server(folder, shape)
+    server = Server(folder, sections)
     try:
         server.start()
         yield server
@@ -128,21 +148,9 @@ def serving(folder: Path, shape: RunShape) -> Iterator[Server]:
         shutil.rmtree(folder)
 
 
-def _run_file(home: Path, address: str, shape: RunShape) -> str:
-    return toml_text(
-        {
-            "run": {"name": "bench", "folder": str(home)},
-            "model": {"path": "none"},
-            "task": {"name": "none", "heldout_prompts": 0},
-            "buffer": {"listen": address, "http": _free_address(), "member_timeout_s": MEMBER_TIMEOUT_S},
-            "learner": {
-                "group_size": shape.group_size,
-                "groups_per_step": shape.groups_per_step,
-                "steps": shape.steps,
-                "max_staleness": shape.steps,
-            },
-        }
-    )
+def _located(sections: RunSections, home: Path, address: str) -> str:
+    places = {"run": {"folder": str(home)}, "buffer": {"listen": address, "http": _free_address()}}
+    return toml_text({**sections, **{name: {**sections.get(name, {}), **keys} for name, keys in places.items()}})
 
 
 def _free_address() -> str:

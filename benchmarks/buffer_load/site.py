@@ -90,7 +90,7 @@ def phase(answers: Sequence[Mapping[str, Any]], server_cpu_s: float) -> Phase:
 @contextmanager
 def site(folder: Path, shape: RunShape, *, processes: int = 1, members_each: int = 1) -> Iterator[Site]:
     """A fresh run with its weights published and its samplers joined; afterwards killed and removed."""
-    server = Server(folder, shape)
+    server = Server(folder, shape.run_file())
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
         stack.callback(server.kill)

@@ -94,16 +94,24 @@ def test_released_payloads_are_null(tmp_path: Path, verify: bool) -> None:
     assert table["payload"].null_count == 1
 
 
+def test_a_payload_that_is_not_what_it_was_is_null(tmp_path: Path) -> None:
+    path, positions = sealed(tmp_path, [(appended(group), b"payload" * 10) for group in range(2)])
+    path.write_bytes(changed(path.read_bytes(), positions[0].payload_offset + 5))
+    assert segment_table(path)["payload"].to_pylist() == [None, b"payload" * 10, b""]
+    assert segment_table(path, verify=False)["payload"].null_count == 0, "unverified, its damage goes unseen"
+
+
+def changed(content: bytes, offset: int) -> bytes:
+    return content[:offset] + b"?" + content[offset + 1 :]
+
+
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     path, positions = sealed(tmp_path, [(appended(group), b"payload" * 10) for group in range(3)])
     whole = path.read_bytes()
-    for offset in (positions[1].offset + 3, positions[1].payload_offset + 5):
-        path.write_bytes(whole[:offset] + b"?" + whole[offset + 1 :])
-        with pytest.raises(JournalDamaged, match=rf"{path}: .* offset {positions[1].offset} \(LSN 2\) is damaged"):
-            segment_table(path)
-    assert len(segment_table(path, verify=False)) == 4, "unverified, a payload's damage goes unseen"
-    lsn_at = positions[1].offset + 12
-    path.write_bytes(whole[:lsn_at] + b"?" + whole[lsn_at + 1 :])
+    path.write_bytes(changed(whole, positions[1].offset + 3))
+    with pytest.raises(JournalDamaged, match=rf"{path}: .* offset {positions[1].offset} \(LSN 2\) is damaged"):
+        segment_table(path)
+    path.write_bytes(changed(whole, positions[1].offset + 12))  # its LSN
     with pytest.raises(JournalDamaged, match=rf"offset {positions[1].offset} \(LSN 2\)"):
         segment_table(path, verify=False)
     path.write_bytes(whole[: positions[2].end - 1])

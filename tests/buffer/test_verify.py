@@ -13,6 +13,7 @@ from forebay.buffer.in_process import in_process
 from forebay.buffer.journal import Journal
 from forebay.buffer.records import Position, Tail, segment_path
 from forebay.buffer.reservoir import open_reservoir
+from forebay.buffer.segment_walk import read_records
 from forebay.buffer.verify import Verification
 from forebay.cli.main import main
 from forebay.errors import UsageError
@@ -104,7 +105,7 @@ def test_several_damages_of_one_segment_are_all_named(tmp_path: Path) -> None:
     folder, positions = journal(tmp_path, [b"x" * 100] * 8)
     path = segment_path(folder, 1)
     for index in (2, 3, 5):
-        flip(path, positions[index].offset + 50)
+        flip(path, positions[index].offset + 14)  # in the header
     _, _, problems = check(tmp_path)
     assert [problem.split(": restore")[0] for problem in problems] == [
         f"{path}: damaged at offset {positions[2].offset}: LSN 3 to 4 lost",
@@ -153,6 +154,31 @@ async def test_a_torn_tail_is_fine_and_mentioned(serve: Serve) -> None:
     assert whole
     assert any(line.startswith("torn tail: ") and path.name in line for line in said)
     assert path.stat().st_size == size - 3, "verifying changes nothing"
+
+
+async def test_a_payload_that_a_crash_left_half_given_back(serve: Serve) -> None:
+    """Nobody needs it, so the buffer starts, nothing is damaged, and what reads the journal passes over it."""
+    home = await filled(serve)
+    path = segment_path(home / "buffer" / "journal", 1)
+    first = next(record for record in read_records(path.parent) if record.payload)
+    flip(path, first.end - 5)
+    whole, said, _ = check(home)
+    assert whole
+    assert ", 1 neither (half released by a crash, " in said[0]
+    assert [record.intact for record in read_records(path.parent) if record.lsn == first.lsn] == [False]
+    async with serve(keep_checkpoints=1):
+        pass
+
+
+async def test_a_needed_payload_that_is_half_there(serve: Serve) -> None:
+    home = await filled(serve)
+    folder = home / "buffer" / "journal"
+    async with serve(keep_checkpoints=1) as served:
+        live = list(served.reservoir.state.frames.values())[-1].position
+    flip(segment_path(folder, 1), live.payload_offset)
+    whole, _, problems = check(home)
+    assert not whole
+    assert f"(LSN {live.lsn}) is damaged, but still needed" in problems[0]
 
 
 async def test_a_needed_payload_of_zeros(serve: Serve) -> None:

@@ -45,9 +45,10 @@ def segment_table(path: Path, *, verify: bool = True) -> pa.Table:
     """One row a record: `lsn`, `at_unix_s`, `kind`, `groups` (ids of a frame's groups), `event`, `payload`.
 
     `event` is a serialized `journal_pb2.Event`. `payload` is a binary_view into the mapped file: the map lives as long
-    as the table, and what is released meanwhile reads as zeros; what was released before is null. `verify` checks every
-    checksum, which reads the whole file once; without it only headers and events are read. Raises JournalDamaged with
-    file, offset and LSN; a segment that is still written may end in half a record, which counts as damage.
+    as the table, and what is released meanwhile reads as zeros; what was released before, or differs from its checksum
+    as half of a release does, is null. `verify` checks every checksum, which reads the whole file once; without it only
+    headers and events are read. Raises JournalDamaged with file, offset and LSN; a segment that is still written may
+    end in half a record, which counts as damage.
 
     Arrow slices views, but has few kernels for them: filter without the payload column, or slice and cast to binary.
     """
@@ -66,7 +67,7 @@ def segment_table(path: Path, *, verify: bool = True) -> pa.Table:
 
 
 def _verified(path: Path, mapped: mmap.mmap, salt: bytes, first_lsn: int) -> Iterator[_Row]:
-    for item in walk(mapped, salt, first_lsn):
+    for item in walk(mapped, salt, first_lsn, sealed=True):
         if isinstance(item, Gap):
             raise _damaged(path, item.offset, item.lsn)
         size = len(item.payload)

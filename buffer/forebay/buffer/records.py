@@ -16,7 +16,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import google_crc32c
@@ -59,7 +59,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """One record of a scan. `intact` is False when its payload was released."""
+    """One record of a scan. `intact` is False when its payload was released, wholly or, by a crash, in part."""
 
     event: journal_pb2.Event
     position: Position
@@ -113,7 +113,7 @@ def parse_segment_header(data: SegmentData) -> tuple[int, bytes] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A whole record as it lies in a segment. `intact` is False when its payload was released."""
+    """A record as it lies in a segment. `intact` is False when its payload is not what was written."""
 
     lsn: int
     durable_lsn: int
@@ -129,7 +129,7 @@ class Record:
 
 
 def parse_record(data: SegmentData, offset: int, salt: bytes, *, payloads: bool = True) -> Record | None:
-    """The record at `offset` of `data` with its checksums verified, or None when there is no whole one.
+    """The record at `offset` of `data`, or None when the checksum of its header and event fails.
 
     Without `payloads` the payload is not looked at: it counts as intact and comes back empty.
     """
@@ -146,12 +146,36 @@ def parse_record(data: SegmentData, offset: int, salt: bytes, *, payloads: bool 
     if not payloads:
         return Record(lsn=lsn, durable_lsn=durable_lsn, event=event, payload=b"", payload_bytes=payload_bytes)
     payload = data[start + event_bytes : end]
-    intact = payload_crc == _crc(salt, payload)
-    if not intact and payload.strip(b"\0"):
-        return None
     return Record(
-        lsn=lsn, durable_lsn=durable_lsn, event=event, payload=payload, payload_bytes=payload_bytes, intact=intact
+        lsn=lsn,
+        durable_lsn=durable_lsn,
+        event=event,
+        payload=payload,
+        payload_bytes=payload_bytes,
+        intact=payload_crc == _crc(salt, payload),
     )
+
+
+def record_at(
+    data: SegmentData, offset: int, salt: bytes, lsn: int, *, sealed: bool, payloads: bool = True
+) -> Record | None:
+    """The record `lsn` at `offset`, or None where it is torn, damaged or another.
+
+    One whose payload is neither what was written nor zeros counts if it was acknowledged, because its segment is
+    `sealed` or a later record vouches for it: a crash while a payload was given back leaves half of it, and whoever
+    folds the journal knows whether it is still needed.
+    """
+    record = parse_record(data, offset, salt, payloads=payloads)
+    if record is None or record.lsn != lsn:
+        return None
+    if record.intact or not record.payload.strip(b"\0") or sealed:
+        return record
+    return record if is_acknowledged(data, offset, salt, lsn) else None
+
+
+def is_acknowledged(data: SegmentData, offset: int, salt: bytes, lsn: int) -> bool:
+    """Whether a record behind `offset` says that `lsn`, which should lie there, had been synced."""
+    return any(record.durable_lsn >= lsn for _, record in records_from(data, offset + 1, salt))
 
 
 def parse_parts(head: bytes, payload: bytes, position: Position, salt: bytes) -> bytes | None:
@@ -215,13 +239,10 @@ class Scan:
     def _records(self, path: Path, number: int, data: SegmentData, salt: bytes, *, last: bool) -> Iterator[Recovered]:
         offset, lsn = SEGMENT_HEADER.size, self.tail.lsn
         while offset < len(data):
-            record = parse_record(data, offset, salt, payloads=self._payloads)
-            if record is None or record.lsn != lsn:
+            record = record_at(data, offset, salt, lsn, sealed=not last, payloads=self._payloads)
+            if record is None:
                 self._stop_unless_torn(path, data, offset, salt, lsn, last=last)
-                record = parse_record(data, offset, salt, payloads=False)
-                if self.torn_bytes or record is None:
-                    break
-                record = replace(record, intact=False)
+                break
             position = Position(
                 lsn=lsn,
                 segment=number,
@@ -236,15 +257,8 @@ class Scan:
     def _stop_unless_torn(
         self, path: Path, data: SegmentData, offset: int, salt: bytes, lsn: int, *, last: bool
     ) -> None:
-        """Cut off a torn tail; raise for an acknowledged record, unless only its payload is not what it was.
-
-        A crash while a payload was given back leaves half of it: whoever folds knows whether it is still needed.
-        """
-        vouched = max((record.durable_lsn for _, record in records_from(data, offset + 1, salt)), default=0)
-        if not last or vouched >= lsn:
-            head = parse_record(data, offset, salt, payloads=False)
-            if head is not None and head.lsn == lsn:
-                return
+        """Cut off a torn tail; raise for an acknowledged record."""
+        if not last or is_acknowledged(data, offset, salt, lsn):
             raise JournalDamaged(
                 f"{path}: the record at offset {offset} (LSN {lsn}) is damaged, but was acknowledged: "
                 "restore this file from a copy, or start a new run"
@@ -258,7 +272,7 @@ class Scan:
 
 
 def records_from(data: SegmentData, offset: int, salt: bytes) -> Iterator[tuple[int, Record]]:
-    """Every whole record from `offset` on, wherever it lies, with its own offset."""
+    """Every record from `offset` on whose header and event are whole, wherever it lies, with its own offset."""
     at = data.find(_RECORD_MAGIC, offset)
     while at >= 0:
         record = parse_record(data, at, salt)

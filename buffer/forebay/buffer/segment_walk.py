@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.buffer.errors import JournalDamaged
-from forebay.buffer.records import SEGMENT_HEADER, SegmentData, parse_record, parse_segment_header, records_from
+from forebay.buffer.records import SEGMENT_HEADER, SegmentData, parse_segment_header, record_at, records_from
 from forebay.wire.v1 import journal_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """One whole record: `offset` of its header and `end` behind its payload, in bytes of the segment file.
+    """One record: `offset` of its header and `end` behind its payload, in bytes of the segment file.
 
-    `intact` is False when the payload was released; `payload` then holds zeros.
+    `intact` is False when the payload was released; `payload` then holds zeros, and other bytes too where a crash
+    left half of it.
     """
 
     lsn: int
@@ -53,11 +54,14 @@ def segment_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.journal"), key=lambda path: int(path.stem))
 
 
-def walk(data: SegmentData, salt: bytes, first_lsn: int) -> Iterator[Walked | Gap]:
-    """Every record of a segment's bytes, and what lies between whole ones. A gap without `next_lsn` is the last."""
+def walk(data: SegmentData, salt: bytes, first_lsn: int, *, sealed: bool) -> Iterator[Walked | Gap]:
+    """Every record of a segment's bytes, and what lies between them. A gap without `next_lsn` is the last.
+
+    `sealed`: a later segment exists, so that all of this one was synced.
+    """
     offset, lsn = SEGMENT_HEADER.size, first_lsn
     while offset < len(data):
-        item = _record_at(data, offset, salt, lsn) or _gap_at(data, offset, salt, lsn)
+        item = _record_at(data, offset, salt, lsn, sealed=sealed) or _gap_at(data, offset, salt, lsn)
         yield item
         if isinstance(item, Walked):
             offset, lsn = item.end, lsn + 1
@@ -84,7 +88,7 @@ def read_records(folder: Path) -> Iterator[Walked]:
         if head is None or expected not in (None, head[0]):
             raise _damaged(path, 0)
         expected = head[0]
-        for item in walk(data, head[1], head[0]):
+        for item in walk(data, head[1], head[0], sealed=not last):
             if isinstance(item, Gap):
                 if item.acknowledged or not last:
                     raise _damaged(path, item.offset)
@@ -97,9 +101,9 @@ def _damaged(path: Path, offset: int) -> JournalDamaged:
     return JournalDamaged(f"{path}: damaged at offset {offset}; `forebay buffer RUN --verify` says what is lost")
 
 
-def _record_at(data: SegmentData, offset: int, salt: bytes, lsn: int) -> Walked | None:
-    record = parse_record(data, offset, salt)
-    if record is None or record.lsn != lsn:
+def _record_at(data: SegmentData, offset: int, salt: bytes, lsn: int, *, sealed: bool) -> Walked | None:
+    record = record_at(data, offset, salt, lsn, sealed=sealed)
+    if record is None:
         return None
     return Walked(
         lsn=record.lsn,

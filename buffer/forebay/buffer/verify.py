@@ -28,14 +28,16 @@ RESTORE = "restore this file from a copy; without one, start a new run from the 
 class _Journal:
     """What the segments hold.
 
-    `mismatched`: LSN to place of frames whose payload is not what their header says. `gap`: file, offset and LSN from
-    which on records are missing, until the next segment says where they go on.
+    `unusable`: LSN to what is wrong with the payloads that are not what was written; all is well with most of them,
+    because nobody needs them any more. `gap`: file, offset and LSN from which on records are missing, until the next
+    segment says where they go on.
     """
 
     next_lsn: int | None = None
-    payloads: int = 0
-    released: dict[int, str] = field(default_factory=dict)  #: LSN to place of payloads that are zeros
-    mismatched: dict[int, str] = field(default_factory=dict)
+    whole: int = 0  #: payloads
+    released: int = 0  #: payloads that are zeros
+    partial: int = 0  #: payloads that are neither whole nor zeros
+    unusable: dict[int, str] = field(default_factory=dict)
     torn: str = ""
     gap: tuple[Path, int, int] | None = None
 
@@ -96,8 +98,8 @@ class Verification:
 
     def _records(self, path: Path, data: bytes, salt: bytes, first_lsn: int, *, last: bool) -> None:
         count, before, lsn = 0, len(self.problems), first_lsn
-        payloads, released = self._journal.payloads, len(self._journal.released)
-        for item in walk(data, salt, first_lsn):
+        whole, released, partial = self._journal.whole, self._journal.released, self._journal.partial
+        for item in walk(data, salt, first_lsn, sealed=not last):
             if isinstance(item, Walked):
                 count, lsn = count + 1, item.lsn + 1
                 self._count_payload(path, item)
@@ -112,8 +114,8 @@ class Verification:
         damaged = len(self.problems) > before or self._journal.gap is not None
         self._tell(
             f"{path.name}: LSN {first_lsn} to {lsn - 1}, {count} records, {len(data)} bytes; payloads: "
-            f"{self._journal.payloads - payloads} whole, {len(self._journal.released) - released} released; "
-            f"{'DAMAGED' if damaged else 'whole'}"
+            f"{self._journal.whole - whole} whole, {self._journal.released - released} released"
+            f"{_partly(self._journal.partial - partial)}; {'DAMAGED' if damaged else 'whole'}"
         )
 
     def _close_gap(self, next_lsn: int | None) -> None:
@@ -124,13 +126,19 @@ class Verification:
             self._lost(path, offset, first, next_lsn)
 
     def _count_payload(self, path: Path, record: Walked) -> None:
-        if not record.intact:
-            self._journal.released[record.lsn] = f"{path}: the payload of LSN {record.lsn} at {record.offset}"
-        elif record.payload:
-            self._journal.payloads += 1
-            header = record.parsed().appended.header
-            if header.payload_xxh3 != checksum(record.payload):
-                self._journal.mismatched[record.lsn] = f"{path}: the payload of LSN {record.lsn} at {record.offset}"
+        place = f"{path}: the payload of LSN {record.lsn} at {record.offset}"
+        if record.intact and not record.payload:
+            return
+        if record.intact:
+            self._journal.whole += 1
+            if record.parsed().appended.header.payload_xxh3 != checksum(record.payload):
+                self._journal.unusable[record.lsn] = f"{place} differs from its frame's checksum"
+        elif record.payload.strip(b"\0"):
+            self._journal.partial += 1
+            self._journal.unusable[record.lsn] = f"{place} is neither what was written nor zeros, but still needed"
+        else:
+            self._journal.released += 1
+            self._journal.unusable[record.lsn] = f"{place} is zeros, but still needed"
 
     # --- what the records add up to
 
@@ -153,12 +161,8 @@ class Verification:
 
     def _live_frames(self, state: State) -> None:
         """What may still be leased must be there: a snapshot vouches for older segments that the fold did not read."""
-        for places, wrong in (
-            (self._journal.mismatched, "differs from its frame's checksum"),
-            (self._journal.released, "is zeros, but still needed"),
-        ):
-            for lsn in sorted(places.keys() & state.frames.keys()):
-                self._problem(f"{places[lsn]} {wrong}: {RESTORE}")
+        for lsn in sorted(self._journal.unusable.keys() & state.frames.keys()):
+            self._problem(f"{self._journal.unusable[lsn]}: {RESTORE}")
         segments = {entry.position.segment for entry in state.frames.values()}
         for segment in sorted(segments):
             path = segment_path(self._folder / "journal", segment)
@@ -207,3 +211,8 @@ class Verification:
     def _problem(self, text: str) -> None:
         self.problems.append(text)
         self._tell(f"DAMAGED: {text}")
+
+
+def _partly(count: int) -> str:
+    """Payloads that a crash left half given back look like damage; only a replay would ask for them."""
+    return f", {count} neither (half released by a crash, or damaged and needed by a replay alone)" if count else ""
