@@ -10,7 +10,20 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from forebay.cli import configure, control, doctor, evaluate, ledger, plot, replay, run, services, watch, weights
+from forebay.cli import (
+    configure,
+    control,
+    doctor,
+    evaluate,
+    ledger,
+    plot,
+    replay,
+    reward,
+    run,
+    services,
+    watch,
+    weights,
+)
 from forebay.cli.arguments import split_dotted
 from forebay.errors import EXIT_FAILED, ForebayError, UsageError
 
@@ -25,7 +38,8 @@ start:
   forebay run run.toml          everything on this machine, with a live view
   forebay buffer run.toml       or each service by itself, anywhere: the buffer,
   forebay learner run.toml      the learner,
-  forebay sampler run.toml      and as many samplers as you like"""
+  forebay sampler run.toml      as many samplers as you like,
+  forebay reward run.toml       and a reward model, if the run file has one"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
-    for group in (run, services, watch, ledger, control, evaluate, plot, replay, weights, configure, doctor):
+    for group in (run, services, reward, watch, ledger, control, evaluate, plot, replay, weights, configure, doctor):
         group.add(subparsers)
     return parser
 

@@ -14,7 +14,7 @@ def add(subparsers: Subparsers) -> None:
         subparsers,
         "run",
         run_here,
-        summary="a whole run on this machine: buffer, learner and samplers, supervised, with a live view",
+        summary="a whole run on this machine: buffer, learner, samplers, reward models, supervised, with a live view",
         example="forebay run examples/quickstart.toml --learner.steps 20",
     )
     add_run_files(parser)
@@ -24,7 +24,7 @@ def add(subparsers: Subparsers) -> None:
 def run_here(arguments: argparse.Namespace) -> int:
     """Supervise a whole run; goes on where an earlier one stopped. Raises UsageError."""
     run = load_run(arguments)
-    for role in ("sampler", "learner"):
+    for role in ("sampler", "learner", *(("reward",) if run.reward.models else ())):
         require(role, NEEDED[role])
     from forebay.fleet.local import run_all
 

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from forebay.config.models import RunFile
 
 #: What a role cannot start without, of what its extra installs.
-NEEDED = {"sampler": ("vllm", "transformers"), "learner": ("torch", "deepspeed", "transformers")}
+NEEDED = {
+    "sampler": ("vllm", "transformers"),
+    "learner": ("torch", "deepspeed", "transformers"),
+    "reward": ("torch", "transformers"),
+}
 ADDRESS = r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}"
 SAMPLER_SHORTHANDS = ("connect", "id", "fleet", "region")
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from forebay.config.learner_section import LearnerSection
+from forebay.config.reward_section import RewardSection, model_mistakes
 from forebay.config.section import Address, Natural, Positive, Section
 
 #: Keys that two services of one run may set differently: where they run, not what they learn.
@@ -31,6 +32,7 @@ LOCAL_KEYS = frozenset(
         "learner.deepspeed",
         "publish.store",
         "publish.skip_deltas",
+        "reward.patience_s",
         "fleet",
         "observe",
         "security",
@@ -208,11 +210,19 @@ class RunFile(Section):
     task: TaskSection
     buffer: BufferSection = Field(default_factory=BufferSection)
     sampler: SamplerSection = Field(default_factory=SamplerSection)
+    reward: RewardSection = Field(default_factory=RewardSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
     publish: PublishSection = Field(default_factory=PublishSection)
     fleet: FleetSection = Field(default_factory=FleetSection)
     observe: ObserveSection = Field(default_factory=ObserveSection)
     security: SecuritySection = Field(default_factory=SecuritySection)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reward_models(cls, given: Any) -> Any:
+        for mistake in model_mistakes(given):
+            raise ValueError(mistake)
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> RunFile:
@@ -222,7 +232,7 @@ class RunFile(Section):
                 f"{self.publish.every_steps} the learner would wait for ever; "
                 f"expected at least {self.publish.every_steps - 1}"
             )
-        for contradiction in self.learner.contradictions():
+        for contradiction in (*self.learner.contradictions(), *self.reward.contradictions()):
             raise ValueError(contradiction)
         self._check_sampling()
         for section, keys, owned in (

@@ -1,4 +1,4 @@
-"""`forebay run`: buffer, learner and samplers on this machine, supervised until the run is over."""
+"""`forebay run`: buffer, learner, samplers and reward models on this machine, supervised until the run is over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forebay.fleet.readiness import is_ready, wait_ready
 from forebay.fleet.reaper import Reaper
 from forebay.fleet.services import local_services, model_maker
 from forebay.fleet.summary import finished_before, in_words
-from forebay.fleet.supervise import Supervisor
+from forebay.fleet.supervise import SERVERS, Supervisor
 from forebay.fleet.wakeups import Wakeups
 from forebay.fleet.watcher import Watcher
 from forebay.obs.live import Display
@@ -126,10 +126,11 @@ class Session:
             raise ServiceFailed(f"the model was not made: {exit_cause(code)}: {last} (see {service.log})")
 
     def _start(self) -> None:
-        """The buffer first; the others when it takes calls."""
+        """The buffer first; learner and samplers when it takes calls. A reward model may load meanwhile."""
         if self._wakeups.stops:
             return
-        self._supervisor.start("buffer")
+        for role in SERVERS:
+            self._supervisor.start(role)
         going_on = wait_ready(
             partial(is_ready, self._run.buffer.http),
             lambda: self._tick() is None and not self._wakeups.stops,

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from forebay.config.models import RunFile
 from forebay.fleet.process import Service
+from forebay.reward.listen import is_here
 
 
 def local_services(run: RunFile, arguments: Sequence[str]) -> list[Service]:
-    """Buffer, learner and samplers, each with the given run files and flags."""
+    """Buffer, learner, samplers and the reward models of this machine, each with the given run files and flags."""
     return [
         *replay_services(run, arguments),
+        *(_reward(run, name, arguments) for name, model in run.reward.models.items() if is_here(model.address)),
         *(_sampler(run, index, arguments) for index in range(run.fleet.samplers)),
     ]
 
@@ -36,6 +38,15 @@ def _sampler(run: RunFile, index: int, arguments: Sequence[str]) -> Service:
     # A lasting id: after a restart the sampler is the same member, and what its predecessor held is free at once.
     name = f"{run.sampler.id or 'sampler'}-{index}"
     return _service(run, "sampler", name, [*arguments, f"--sampler.id={name}"])
+
+
+def _reward(run: RunFile, name: str, arguments: Sequence[str]) -> Service:
+    return Service(
+        name=f"reward-{name}",
+        role="reward",
+        command=_forebay("reward", *arguments, "--model", name),
+        log=_log(run, f"reward-{name}"),
+    )
 
 
 def _forebay(*words: str) -> tuple[str, ...]:

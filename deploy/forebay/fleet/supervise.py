@@ -11,6 +11,8 @@ from forebay.fleet.process import Running, Service, exit_cause, last_lines, usag
 
 #: How a service may end when it was asked to: done, or so young that it had no handler yet.
 IN_ORDER = (EXIT_DONE, -signal.SIGTERM)
+#: Roles that the others call: first to start, last to end.
+SERVERS = ("buffer", "reward")
 LINES_SHOWN = 5
 FIRST_DELAY_S = 1.0  # before the second restart; doubled for each one after
 BUFFER_GRACE_S = 30.0
@@ -81,7 +83,7 @@ class Supervisor:
         return self._exit_code if all(watched.done for watched in self._watched.values()) else None
 
     def drain(self) -> None:
-        """Ask samplers and learner to end in order; the buffer follows when they are gone."""
+        """Ask samplers and learner to end in order; buffer and reward models follow when they are gone."""
         self._draining = True
         for role in ("sampler", "learner"):
             for watched in self._of_role(role):
@@ -100,17 +102,18 @@ class Supervisor:
 
     @property
     def only_buffers_left(self) -> bool:
-        """Whether samplers and learner are done, so that nobody will tell the buffer anything more."""
-        return all(watched.done for watched in self._watched.values() if watched.service.role != "buffer")
+        """Whether samplers and learner are done, so that nobody will tell buffer or reward models anything more."""
+        return all(watched.done for watched in self._watched.values() if watched.service.role not in SERVERS)
 
     def end_buffers(self) -> None:
-        """Ask the buffer to end; only once, because a second signal means at once."""
+        """Ask buffer and reward models to end; only once, because a second signal means at once."""
         if self._ending:
             return
         self._ending = self._draining = True
         self._kill_at_s = self._clock() + BUFFER_GRACE_S
-        for watched in self._of_role("buffer"):
-            self._terminate(watched)
+        for role in SERVERS:
+            for watched in self._of_role(role):
+                self._terminate(watched)
 
     def awaited(self) -> list[str]:
         """Names of what still runs."""
@@ -141,7 +144,7 @@ class Supervisor:
             watched.done = True
             self._exit_code = EXIT_USAGE
             self._fail(usage_line(watched.service.log) or f"{name} refused to start; its log is {watched.service.log}")
-        elif code == EXIT_DONE and watched.service.role != "buffer":
+        elif code == EXIT_DONE and watched.service.role not in SERVERS:
             watched.left_at_s = self._clock()
         else:
             self._died(watched, exit_cause(code))
@@ -189,10 +192,10 @@ class Supervisor:
             self.drain()
 
     def _lose_patience(self) -> None:
-        """Kill what did not end in its grace; the buffer has one of its own, it is asked last."""
+        """Kill what did not end in its grace; buffer and reward models have one of their own, they are asked last."""
         self._kill_at_s = None
         for watched in self._watched.values():
-            if watched.running is not None and (self._ending or watched.service.role != "buffer"):
+            if watched.running is not None and (self._ending or watched.service.role not in SERVERS):
                 self._tell(f"{watched.service.name} does not end by itself: killing it")
                 self._kill(watched)
 

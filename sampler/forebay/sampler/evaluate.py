@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from forebay.config.model_source import model_source
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
+from forebay.reward.client import RewardModels
 from forebay.sampler.engine import Engine
 from forebay.sampler.engine_settings import quiet_resource_tracker
 from forebay.sampler.errors import GenerationFailed, RewardFailed, SamplerError
-from forebay.sampler.judge import Judge
+from forebay.sampler.judge import Judge, judge_of
 from forebay.sampler.prompts import Prompter
 from forebay.sampler.rewards.pool import RewardPool
 from forebay.sampler.tasks import Question, load_task
-from forebay.sampler.tasks.answers import AnswerExtractor
 from forebay.wire.v1 import control_pb2
 from forebay.wire.version import Version
 
@@ -75,7 +75,7 @@ class Examiner:
                     request_id=f"eval-{self._examinations}-{index}",
                     greedy=True,
                 )
-                (verdict,) = await self._judge.judge(question, [self._prompter.reply_of(reply.tokens)])
+                (verdict,) = await self._judge.examine(question, [self._prompter.reply_of(reply.tokens)])
             except (GenerationFailed, RewardFailed):
                 return None
         return verdict.score.reward
@@ -115,17 +115,17 @@ async def _evaluate(run: RunFile, folder: Path) -> control_pb2.EvalResult:
     task = await asyncio.to_thread(load_task, run.task, run.run.seed)
     prompter = await asyncio.to_thread(Prompter.load, run.model.tokenizer or str(folder), run.task)
     pool = RewardPool(run.task, run.run.seed, workers=run.sampler.reward_workers)
+    models = RewardModels(run)
     try:
         engine = await Engine.start(run, folder, run.run.home / "logs" / "eval-engine.log")
         try:
             texts = [question.text for question in task.heldout]
             prompts = prompter.encode_all(texts, max_model_tokens=engine.max_model_tokens)
-            judge = Judge(
-                pool, AnswerExtractor(run.task.answer_pattern, run.sampler.stop), attempts=run.sampler.attempts
-            )
+            judge = judge_of(run, pool, models)
             examiner = Examiner(run, engine, prompter, judge, questions=task.heldout, prompts=prompts)
             return await examiner.examine(Version(0, 0))
         finally:
             engine.stop()
     finally:
+        await models.close()
         pool.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from forebay.buffer.client import BufferClient, FrameRefused
@@ -49,10 +49,13 @@ class Rollout:
         slots: int,
         group_timeout_s: float,
         why_filtered: Callable[[Sequence[Trajectory]], str] = lambda group: "",
+        scorable: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        """`scorable` returns when replies can be scored; before that, generating them would be for nothing."""
         self._client, self._receiver, self._producer, self._shipper = client, receiver, producer, shipper
         self._examiner, self._activity, self._orders = examiner, activity, orders
-        self._slots, self._group_timeout_s, self._why_filtered = slots, group_timeout_s, why_filtered
+        self._slots, self._group_timeout_s = slots, group_timeout_s
+        self._why_filtered, self._scorable = why_filtered, scorable
         self._groups: dict[asyncio.Task[None], experience_pb2.Permit] = {}  #: generating, scoring or on their way
         self._moved = asyncio.Event()  #: a group was generated, or ended
         self._failed = asyncio.Event()  #: a group ended with what concerns more than itself
@@ -62,6 +65,7 @@ class Rollout:
         try:
             while not self._orders.stopping:
                 await self._free_slot()
+                await self._until_scorable()
                 answer = await self._admit()
                 if answer is None:
                     continue
@@ -86,6 +90,15 @@ class Rollout:
         while self._room <= 0 and not self._orders.stopping:
             self._moved.clear()
             await self._first_of(asyncio.ensure_future(self._moved.wait()))
+
+    async def _until_scorable(self) -> None:
+        """Until replies can be scored, or it is time to stop."""
+        if self._scorable is None or self._orders.stopping:
+            return
+        waiting = asyncio.ensure_future(self._scorable())
+        await self._first_of(waiting)
+        if not waiting.cancelled():
+            waiting.result()
 
     async def _admit(self) -> experience_pb2.AdmitResponse | None:
         """Permits; None when asking again is better (newer weights are held), or when it is time to stop.

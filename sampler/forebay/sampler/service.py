@@ -15,6 +15,7 @@ from forebay.config.identity import run_json
 from forebay.config.model_source import model_source
 from forebay.config.models import RunFile
 from forebay.errors import EXIT_DONE
+from forebay.reward.client import RewardModels
 from forebay.sampler.activity import Activity
 from forebay.sampler.beside import beside
 from forebay.sampler.engine import Engine
@@ -22,7 +23,7 @@ from forebay.sampler.engine_settings import quiet_resource_tracker
 from forebay.sampler.evaluate import Examiner
 from forebay.sampler.filters import why_filtered
 from forebay.sampler.heartbeat import beat
-from forebay.sampler.judge import Judge
+from forebay.sampler.judge import Judge, judge_of
 from forebay.sampler.orders import Orders
 from forebay.sampler.producer import Producer
 from forebay.sampler.prompts import Prompter
@@ -31,7 +32,6 @@ from forebay.sampler.rewards.pool import RewardPool
 from forebay.sampler.rollout import Rollout
 from forebay.sampler.shipper import Shipper
 from forebay.sampler.tasks import LoadedTask, load_task
-from forebay.sampler.tasks.answers import AnswerExtractor
 
 log = logging.getLogger("forebay.sampler")
 
@@ -87,23 +87,25 @@ class _Session:
         log.info("joined run %s as %s", self.membership.run, self.sampler_id)
         receiver = WeightReceiver(self.client, self.folder, SAFETENSORS_DTYPES[run.publish.dtype], activity)
         pool = RewardPool(run.task, run.run.seed, workers=run.sampler.reward_workers)
+        models = RewardModels(run, tell=activity.now)
         try:
             await beside(
-                self._generate(receiver, pool, activity),
+                self._generate(receiver, judge_of(run, pool, models), activity),
                 beat(self.client, self.membership.heartbeat_s, activity, receiver, self.orders),
                 receiver.watch(),
             )
         finally:
+            await models.close()
             await asyncio.to_thread(pool.close)
             if self.engine is not None:
                 self.engine.stop()
             receiver.close()
 
-    async def _generate(self, receiver: WeightReceiver, pool: RewardPool, activity: Activity) -> None:
+    async def _generate(self, receiver: WeightReceiver, judge: Judge, activity: Activity) -> None:
         self.engine = await self.orders.unless_stopped(self._ready_engine(receiver))
         if self.engine is None:
             return
-        rollout = await asyncio.to_thread(self._rollout, self.engine, receiver, pool, activity)
+        rollout = await asyncio.to_thread(self._rollout, self.engine, receiver, judge, activity)
         await beside(rollout.run(), receiver.follow(self.engine), self.engine.watch())
 
     async def _ready_engine(self, receiver: WeightReceiver) -> Engine:
@@ -119,11 +121,10 @@ class _Session:
             proving.cancel()
         return engine
 
-    def _rollout(self, engine: Engine, receiver: WeightReceiver, pool: RewardPool, activity: Activity) -> Rollout:
+    def _rollout(self, engine: Engine, receiver: WeightReceiver, judge: Judge, activity: Activity) -> Rollout:
         """Tokenizes every prompt: blocks."""
         run, task, room = self.run, self.task, engine.max_model_tokens
         assert self.membership is not None
-        judge = Judge(pool, AnswerExtractor(run.task.answer_pattern, run.sampler.stop), attempts=run.sampler.attempts)
         train = self.prompter.encode_all((question.text for question in task.train), max_model_tokens=room)
         heldout = self.prompter.encode_all((question.text for question in task.heldout), max_model_tokens=room)
         return Rollout(
@@ -137,6 +138,7 @@ class _Session:
             slots=run.sampler.concurrent_groups,
             group_timeout_s=run.sampler.group_timeout_s,
             why_filtered=lambda group: why_filtered(group, run.learner),
+            scorable=judge.ready,
         )
 
     async def leave(self) -> None:

@@ -1,0 +1,119 @@
+"""`forebay reward`: one reward model of one run, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from forebay.config.model_source import model_source
+from forebay.config.models import ModelSection, RunFile
+from forebay.config.reward_section import RewardModelSection
+from forebay.errors import EXIT_DONE, UsageError
+from forebay.reward.listen import check_address
+from forebay.reward.scorer import Scorer
+from forebay.reward.server import RewardServer
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+#: How long calls in progress may take after SIGTERM.
+GRACE_S = 20.0
+EXIT_AT_ONCE = 130
+
+
+def serve(run: RunFile, name: str) -> int:
+    """Score with the run's reward model `name` until SIGTERM or SIGINT (drain; a second one: at once).
+
+    Returns the exit code. Raises UsageError for an address, a model or a setting that cannot be used.
+    """
+    section = run.reward.models[name]
+    for key, address in (("address", section.address), ("http", section.http)):
+        if address is not None:
+            check_address(f"reward.models.{name}.{key}", address, insecure=run.security.insecure)
+    return asyncio.run(_serve(run, name, section))
+
+
+async def _serve(run: RunFile, name: str, section: RewardModelSection) -> int:
+    stop = _stop_signals()
+    server = RewardServer(name, section.address, section.http)
+    await server.start()
+    log.info("loading %s; listening on %s meanwhile", section.path, server.address)
+    stopping = asyncio.create_task(stop.wait())
+    serving = asyncio.create_task(_load_and_serve(run, name, section, server))
+    try:
+        await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            await serving
+    finally:
+        await server.stop(GRACE_S if stopping.done() else 0.0)
+        stopping.cancel()
+        serving.cancel()
+    return EXIT_DONE
+
+
+async def _load_and_serve(run: RunFile, name: str, section: RewardModelSection, server: RewardServer) -> None:
+    """For ever. Raises UsageError for a model that cannot be used, and whatever ends the judging."""
+    scorer = await in_thread(lambda: load(name, section, run.run.seed))
+    await server.open(scorer, tokens_per_batch=section.tokens_per_batch, gather_s=section.gather_s)
+    log.info("reward model %s: serving on %s (http %s)", name, server.address, section.http or "not served")
+    await server.failed()
+
+
+def load(name: str, section: RewardModelSection, seed: int) -> Scorer:
+    """The model in memory, made before if the run file says how. Raises UsageError."""
+    try:
+        source = model_source(ModelSection(path=section.path, make=section.make), seed)
+    except UsageError as error:
+        raise UsageError(f"reward.models.{name}.{str(error).removeprefix('model.')}") from error
+    from forebay.reward.classifier import SequenceClassifier  # torch, which takes seconds
+
+    return SequenceClassifier.load(name, section, source)
+
+
+def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """What `work` returns, done in a thread that keeps nobody from ending the process."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended without waiting
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="loading", daemon=True).start()
+    return done
+
+
+def _stop_signals() -> asyncio.Event:
+    """Set at the first signal; the second ends the process."""
+    stop = asyncio.Event()
+
+    def signalled(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(EXIT_AT_ONCE)
+        log.info("%s: finishing calls in progress, then stopping; once more to stop at once", number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signalled, number)
+    return stop
