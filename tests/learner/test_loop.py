@@ -25,13 +25,6 @@ from tests.learner.fake_buffer import FakeBuffer
 from tests.learner.models import random_groups, tiny_llama
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_llama().save_pretrained(folder)
-    return folder
-
-
 def run_file(home: Path, model: Path, **learner: object) -> RunFile:
     settings = {"steps": 4, "lr": 1e-3, "compute_dtype": "float32", "checkpoint_every_steps": 2, **learner}
     return RunFile.model_validate(

@@ -14,7 +14,7 @@ from forebay.learner.attention import ATTENTION, register
 
 
 def load_model(path: str) -> PreTrainedModel:
-    """The causal model at `path` (Hugging Face name or folder) in float32, with packed attention.
+    """The causal model at `path` (Hugging Face name or folder) in float32, with packed attention and without dropout.
 
     Raises UsageError when it is missing, unreadable, or of a kind whose numbers packing would change.
     """
@@ -26,6 +26,7 @@ def load_model(path: str) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"model.path: cannot load {path!r}: {_first_line(error)}") from error
     _check(model, path)
+    _remove_dropout(model)
     return model
 
 
@@ -51,6 +52,13 @@ def _check(model: PreTrainedModel, path: str) -> None:
     for trouble, applies in troubles.items():
         if applies:
             raise UsageError(f"model.path: {path!r} ({config.model_type}) cannot be trained here: {trouble}")
+
+
+def _remove_dropout(model: PreTrainedModel) -> None:
+    """With it, two passes over the same weights would differ, and a ratio of 1 would not be 1."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
 
 
 def _first_line(error: BaseException) -> str:

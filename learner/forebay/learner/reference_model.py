@@ -19,8 +19,10 @@ class ReferenceModel:
     def __init__(self, run: RunFile, device: torch.device) -> None:
         """Raises UsageError when there is no such model."""
         dtype = getattr(torch, run.learner.compute_dtype)
-        policy = Policy(load_model(run.learner.reference.path or run.model.path)).to(dtype).eval()
-        self._policy = policy.requires_grad_(False)
+        policy = Policy(load_model(run.learner.reference.path or run.model.path)).eval().requires_grad_(False)
+        for parameter in policy.parameters():  # like DeepSpeed, and not the buffers: rotary frequencies stay float32
+            parameter.data = parameter.data.to(dtype)
+        self._policy = policy
         self._device, self._offload = device, run.learner.reference.offload
         self.rest()
 
