@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,33 +14,57 @@ from forebay.wire.experience import FrameError, decode_frame
 from forebay.wire.trajectory import Trajectory
 
 
-def open_batch(lease: Lease) -> list[Trajectory]:
-    """The leased trajectories in training order: groups as leased, members by number.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The experience of one step."""
+
+    trajectories: Sequence[Trajectory]  #: in training order: groups as leased, members by number
+    fleets: Mapping[int, str]  #: who produced each group
+
+
+def open_batch(lease: Lease) -> Batch:
+    """What was leased.
 
     Frames may hold other groups too; of a group that was produced twice the first copy counts, as it did for the
-    buffer. Raises BadExperience when a leased group is in no frame, in one that cannot be opened, or has a reward that
-    is not finite, which would spoil its whole group.
+    buffer. Raises BadExperience when a leased group is in no frame, in one that cannot be opened, or has a reward or a
+    log-probability that is not finite, which would spoil its whole group or minibatch.
     """
     groups: dict[int, list[Trajectory]] = {}
+    fleets: dict[int, str] = {}
     damage: list[str] = []
     for frame in lease.frames:
         try:
             for group_id, members in by_group(decode_frame(frame)).items():
                 groups.setdefault(group_id, members)
+                fleets.setdefault(group_id, frame.header.fleet)
         except FrameError as error:
             damage.append(str(error))
     missing = [group_id for group_id in lease.group_ids if group_id not in groups]
     if missing:
         causes = "; ".join(damage) or "they came in no frame"
         raise BadExperience(f"step {lease.step}: the leased groups {missing} cannot be read: {causes}", missing)
-    spoiled = [group_id for group_id in lease.group_ids if not _is_finite(groups[group_id])]
-    if spoiled:
-        raise BadExperience(f"step {lease.step}: the leased groups {spoiled} have rewards that are not finite", spoiled)
-    return [
+    _refuse_spoiled(lease.step, {group_id: groups[group_id] for group_id in lease.group_ids})
+    in_order = [
         trajectory
         for group_id in lease.group_ids
         for trajectory in sorted(groups[group_id], key=lambda member: member.member)
     ]
+    return Batch(trajectories=in_order, fleets=fleets)
+
+
+def _refuse_spoiled(step: int, groups: Mapping[int, Sequence[Trajectory]]) -> None:
+    for what, is_finite in (("rewards", _finite_reward), ("log-probabilities", _finite_logprobs)):
+        spoiled = [group_id for group_id, members in groups.items() if not all(map(is_finite, members))]
+        if spoiled:
+            raise BadExperience(f"step {step}: the leased groups {spoiled} have {what} that are not finite", spoiled)
+
+
+def _finite_reward(trajectory: Trajectory) -> bool:
+    return math.isfinite(trajectory.reward)
+
+
+def _finite_logprobs(trajectory: Trajectory) -> bool:
+    return bool(np.isfinite(trajectory.logprobs[trajectory.loss_mask]).all())
 
 
 def by_group(trajectories: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:
@@ -48,10 +73,6 @@ def by_group(trajectories: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:
     for trajectory in trajectories:
         groups.setdefault(trajectory.group_id, []).append(trajectory)
     return groups
-
-
-def _is_finite(group: Sequence[Trajectory]) -> bool:
-    return all(math.isfinite(member.reward) for member in group)
 
 
 def batch_metrics(trajectories: Sequence[Trajectory], step: int) -> dict[str, float]:

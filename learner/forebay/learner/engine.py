@@ -83,6 +83,12 @@ class Engine(Generic[Scores]):
         self._engine.step()
         return Update(grad_norm=norm, applied=True)
 
+    def spoiled(self) -> list[str]:
+        """Names of the weights with a number that is not finite."""
+        named = dict(self.module.named_parameters())
+        fine = torch.stack([parameter.isfinite().all() for parameter in named.values()]).tolist()
+        return [name for name, is_fine in zip(named, fine, strict=True) if not is_fine]
+
     def optimizer_updates(self) -> int:
         """Updates that were applied since the weights were new: Adam's own count."""
         return max((int(state["step"]) for state in self._optimizer.state.values()), default=0)
@@ -98,14 +104,17 @@ class Engine(Generic[Scores]):
             for key in MOMENTS if started else ():
                 yield f"{key}/{name}", self._moment(parameter, key)
 
-    def restore(self, state: Mapping[str, torch.Tensor], updates: int) -> None:
-        """Take over what `state` gave, and the count of updates. Raises KeyError when a tensor is missing."""
+    def restore(self, state: Mapping[str, torch.Tensor], updates: int, prefix: str = "") -> None:
+        """Take over what `state` gave under names that begin with `prefix`, and the count of updates.
+
+        Raises KeyError, naming it, when a tensor is missing.
+        """
         if updates:
             self._make_moments(updates)
         for name, parameter in self.module.named_parameters():
-            self._set_master(parameter, state[f"master/{name}"])
+            self._set_master(parameter, state[f"{prefix}master/{name}"])
             for key in MOMENTS if updates else ():
-                self._set_moment(parameter, key, state[f"{key}/{name}"])
+                self._set_moment(parameter, key, state[f"{prefix}{key}/{name}"])
 
     def _make_moments(self, updates: int) -> None:
         for group in self._optimizer.param_groups:

@@ -10,13 +10,14 @@ import numpy as np
 
 from forebay.learner.advantages.statistics import ZERO_SPREAD
 from forebay.learner.batch import by_group
+from forebay.learner.drift import Drift
 from forebay.learner.engine import Update
 from forebay.learner.errors import KlExceeded, NonFiniteTraining
-from forebay.learner.meter import StepMeter
 from forebay.wire.trajectory import Trajectory
 
 #: Updates refused in a row after which training has failed.
 PATIENCE = 3
+FROM_CHECKPOINT = "Start the learner again to go on from the last checkpoint"
 
 log = logging.getLogger(__name__)
 
@@ -46,27 +47,35 @@ class Refusals:
             )
 
 
-def guard_kl(step: int, kl: float, limit: float, meter: StepMeter) -> None:
+def guard_kl(step: int, drift: Drift, limit: float) -> None:
     """Raises KlExceeded. A KL that is no number is no drift: the update itself is refused then."""
-    if kl > limit:
-        group, worst = meter.worst_group()
+    if drift.mean > limit:
         raise KlExceeded(
-            f"step {step}: KL to the behaviour policy is {kl:.3g}, learner.max_kl is {limit:g}; "
-            f"worst is group {group} with {worst:.3g}"
+            f"step {step}: KL to the behaviour policy is {drift.mean:.3g}, learner.max_kl is {limit:g}; "
+            f"{drift.told(limit)}"
         )
 
 
-def guard_new_weights(step: int, kl: float, limit: float) -> None:
-    """Look at weights before anyone else gets them. Raises KlExceeded, or NonFiniteTraining when they answer NaN."""
-    if not math.isfinite(kl):
+def guard_weights(step: int, role: str, spoiled: Sequence[str]) -> None:
+    """`spoiled`: names of the weights that are not finite. Raises NonFiniteTraining when there is one."""
+    if spoiled:
+        raise NonFiniteTraining(
+            f"step {step}: {len(spoiled)} of the {role}'s weights are not finite after the step, {spoiled[0]} first; "
+            f"they are not published. {FROM_CHECKPOINT}"
+        )
+
+
+def guard_answers(step: int, drift: Drift, limit: float) -> None:
+    """Listen to new weights before anyone else does. Raises KlExceeded, or NonFiniteTraining when they answer NaN."""
+    if not math.isfinite(drift.mean):
         raise NonFiniteTraining(
             f"step {step}: the updated weights give log-probabilities that are not finite; they are not published. "
-            "Start the learner again to go on from the last checkpoint"
+            f"{FROM_CHECKPOINT}"
         )
-    if kl > limit:
+    if drift.mean > limit:
         raise KlExceeded(
-            f"step {step}: after its updates the KL to the behaviour policy is {kl:.3g}, learner.max_kl is {limit:g}; "
-            "the updated weights are not published"
+            f"step {step}: after its updates the KL to the behaviour policy is {drift.mean:.3g}, learner.max_kl is "
+            f"{limit:g}; the updated weights are not published; {drift.told(limit)}"
         )
 
 

@@ -16,9 +16,9 @@ from forebay.buffer.client import Ended, Lease, Membership
 from forebay.config.identity import run_json
 from forebay.config.models import RunFile
 from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
-from forebay.learner.batch import batch_metrics, open_batch
+from forebay.learner.batch import Batch, batch_metrics, open_batch
 from forebay.learner.checkpoint import TORCH_RANDOM, CheckpointStore, Counters, Saved
-from forebay.learner.errors import BadExperience, KlExceeded
+from forebay.learner.errors import BadExperience, KlExceeded, LearnerError
 from forebay.learner.heart import Heart
 from forebay.learner.port import BufferPort
 from forebay.learner.pretrained import load_model, load_tokenizer
@@ -28,7 +28,6 @@ from forebay.learner.snapshot import copy_to_host, host_specs
 from forebay.learner.stop import Stop
 from forebay.learner.trainer import Trainer
 from forebay.obs.phases import PhaseClock
-from forebay.wire.trajectory import Trajectory
 from forebay.wire.weights import HostState
 
 #: Seconds that one call for a batch waits at the buffer; a request to stop waits no longer than this.
@@ -100,11 +99,11 @@ class Learner:
                 batch = self._batch(step)
                 if batch is None:
                     break
-                lease, trajectories = batch
-                metrics = self._train(step, trajectories)
+                lease, experience = batch
+                metrics = self._train(step, experience)
                 self._publish_if_due(step)
                 self._checkpoint_if_due(step)
-                self._commit(lease, trajectories, metrics)
+                self._commit(lease, experience, metrics)
             return self._finish()
 
     def leave(self) -> None:
@@ -129,7 +128,13 @@ class Learner:
             return Progress(step=0, checkpoint_step=0)
         tensors = saved.tensors()
         torch.set_rng_state(tensors[TORCH_RANDOM])
-        self._roles.restore(tensors, saved.counters)
+        try:
+            self._roles.restore(tensors, saved.counters)
+        except KeyError as error:
+            raise LearnerError(
+                f"{saved.folder} has no {error.args[0]}: it was saved with another model or another learner.estimator; "
+                "start with the run file that it was saved with, or a new run"
+            ) from error
         self._trainer.resume(saved.counters.skipped)
         log.info("resuming from %s", saved.folder)
         return Progress(step=saved.counters.step, checkpoint_step=saved.counters.step)
@@ -144,7 +149,7 @@ class Learner:
             pass
         self._clock.take()
 
-    def _batch(self, step: int) -> tuple[Lease, list[Trajectory]] | None:
+    def _batch(self, step: int) -> tuple[Lease, Batch] | None:
         """The batch of `step`, without groups that cannot be read; None when it will not come, or on a stop."""
         while (lease := self._lease(step)) is not None:
             try:
@@ -169,9 +174,9 @@ class Learner:
                 self._heart.doing(f"waiting: {answer.cause}")
         return None
 
-    def _train(self, step: int, trajectories: list[Trajectory]) -> dict[str, float]:
+    def _train(self, step: int, batch: Batch) -> dict[str, float]:
         self._heart.doing(f"training step {step}")
-        return self._trainer.train(step, trajectories)
+        return self._trainer.train(step, batch)
 
     def _publish_if_due(self, step: int) -> None:
         if step % self._run.publish.every_steps == 0 or self._is_last(step):
@@ -198,27 +203,27 @@ class Learner:
             self._checkpoints.save(counters, self._host, self._model, self._tokenizer, trainer)
         self._progress = Progress(step=self._progress.step, checkpoint_step=step)
 
-    def _commit(self, lease: Lease, trajectories: list[Trajectory], metrics: Mapping[str, float]) -> None:
+    def _commit(self, lease: Lease, batch: Batch, metrics: Mapping[str, float]) -> None:
         step = lease.step
         if self._is_last(step):
             self._heart.doing(f"publishing step {step}")
             with self._clock.phase("publish"):
                 self._publisher.wait_stored()
-        told = self._told(step, trajectories, metrics)
+        told = self._told(step, batch, metrics)
         self._client.commit(step, self._progress.checkpoint_step, told, lease.attempt)
         self._progress = Progress(step=step, checkpoint_step=self._progress.checkpoint_step)
         _append_line(self._run.run.home / "learner" / "metrics.jsonl", {"step": step, **told})
         shown = (told[key] for key in ("reward_mean", "kl", "tokens_per_s"))
         log.info("step %d: reward %.3f, kl %.2g, %.0f tokens/s", step, *shown)
 
-    def _told(self, step: int, trajectories: list[Trajectory], metrics: Mapping[str, float]) -> dict[str, Any]:
+    def _told(self, step: int, batch: Batch, metrics: Mapping[str, float]) -> dict[str, Any]:
         seconds = self._clock.take()
-        batch = batch_metrics(trajectories, step)
+        found = batch_metrics(batch.trajectories, step)
         stored = self._publisher.last
-        tokens_per_s = (batch["generated_tokens"] + batch["prompt_tokens"]) / max(sum(seconds.values()), 1e-9)
+        tokens_per_s = (found["generated_tokens"] + found["prompt_tokens"]) / max(sum(seconds.values()), 1e-9)
         self._heart.gauges = {"tokens_per_s": tokens_per_s}
         return {
-            **batch,
+            **found,
             **metrics,
             "tokens_per_s": tokens_per_s,
             "published_bytes": self._publisher.take_sent_bytes(),

@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 
 from forebay.learner.sample import Sample
-from forebay.wire.trajectory import Trajectory
 
 Floats = NDArray[np.float64]
 
@@ -69,11 +68,10 @@ class StepMeter:
     value_loss: float = 0.0
     grad_norms: list[float] = field(default_factory=list)
     critic_grad_norms: list[float] = field(default_factory=list)
-    kl_of_group: dict[int, tuple[float, int]] = field(default_factory=dict)
     fresh: dict[int, Fresh] = field(default_factory=dict)
 
-    def add(self, batch: Measured, *, first: bool) -> float:
-        """Take a micro-batch in, `first`: of the first epoch; returns its sum of KL."""
+    def add(self, batch: Measured, *, first: bool) -> Floats:
+        """Take a micro-batch in, `first`: of the first epoch; returns its KL [t]."""
         self.seen += len(batch.current_t)
         self.clipped += float(batch.clipped_t.sum())
         plain_t = np.exp(batch.proximal_t - batch.behaviour_t)
@@ -82,35 +80,27 @@ class StepMeter:
         kl_t = _k3(batch.current_t - batch.behaviour_t)
         if first:
             self._add_first(batch, kl_t)
-        return float(kl_t.sum())
+        return kl_t
 
     def _add_first(self, batch: Measured, kl_t: Floats) -> None:
         self.tokens += len(kl_t)
         self.kl += float(kl_t.sum())
         self.ratio_minus_1 += float(np.abs(np.expm1(batch.current_t - batch.behaviour_t)).sum())
         self.entropy += float(batch.entropy_t.sum())
-        mismatch_t, at = batch.proximal_t - batch.behaviour_t, 0
-        for sample in batch.samples:
-            part = slice(at, at + sample.targets)
-            at = part.stop
-            total, count = self.kl_of_group.get(sample.trajectory.group_id, (0.0, 0))
-            self.kl_of_group[sample.trajectory.group_id] = (total + float(kl_t[part].sum()), count + sample.targets)
-            self._add_fresh(sample.trajectory, mismatch_t[part])
+        mismatch_t = batch.proximal_t - batch.behaviour_t
+        parts = np.split(mismatch_t, np.cumsum([sample.targets for sample in batch.samples])[:-1])
+        for sample, part_t in zip(batch.samples, parts, strict=True):
+            self._add_fresh(sample, part_t)
 
-    def _add_fresh(self, trajectory: Trajectory, mismatch_t: Floats) -> None:
-        version_t = _version_steps(trajectory)
-        for step in np.unique(version_t):
-            of_step_t = mismatch_t[version_t == step]
+    def _add_fresh(self, sample: Sample, mismatch_t: Floats) -> None:
+        steps = np.asarray([span.version.step for span in sample.trajectory.spans], np.int64)
+        step_t = steps[sample.span_t]
+        for step in np.unique(step_t):
+            of_step_t = mismatch_t[step_t == step]
             fresh = self.fresh.setdefault(int(step), Fresh())
             fresh.tokens += len(of_step_t)
             fresh.absolute += float(np.abs(of_step_t).sum())
             fresh.kl += float(_k3(of_step_t).sum())
-
-    def worst_group(self) -> tuple[int, float]:
-        """The group with the largest mean KL, and that."""
-        worst = max(self.kl_of_group, key=lambda group: self.kl_of_group[group][0] / self.kl_of_group[group][1])
-        total, count = self.kl_of_group[worst]
-        return worst, total / count
 
     def metrics(self, step: int) -> dict[str, float]:
         """Means over tokens, and the mismatch of the freshest ones."""
@@ -152,11 +142,3 @@ class StepMeter:
 def _k3(difference_t: Floats) -> Floats:
     """`forebay.learner.kl.k3` of log other - log this, on the host."""
     return np.asarray(np.expm1(difference_t) - difference_t)
-
-
-def _version_steps(trajectory: Trajectory) -> NDArray[np.int64]:
-    """Step of the weights behind each trained token."""
-    starts = [span.start for span in trajectory.spans]
-    lengths = np.diff([*starts, len(trajectory.tokens)])
-    steps = np.repeat(np.asarray([span.version.step for span in trajectory.spans], np.int64), lengths)
-    return steps[trajectory.loss_mask]

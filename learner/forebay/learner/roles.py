@@ -37,11 +37,10 @@ class Roles:
         return self.actor.optimizer_updates(), self.critic.optimizer_updates() if self.critic else 0
 
     def restore(self, state: Mapping[str, torch.Tensor], counters: Counters) -> None:
-        """Take over what `state` gave. Raises KeyError when a tensor is missing."""
+        """Take over what `state` gave. Raises KeyError, naming it, when a tensor is missing."""
         self.actor.restore(state, counters.updates)
         if self.critic is not None:
-            own = {name.removeprefix(CRITIC): tensor for name, tensor in state.items() if name.startswith(CRITIC)}
-            self.critic.restore(own, counters.critic_updates)
+            self.critic.restore(state, counters.critic_updates, prefix=CRITIC)
 
 
 def load_roles(run: RunFile, model: PreTrainedModel) -> Roles:

@@ -33,6 +33,13 @@ class Sample:
         return int(np.count_nonzero(self.trajectory.loss_mask))
 
     @property
+    def span_t(self) -> NDArray[np.int64]:
+        """Which of the trajectory's version spans each trained token lies in."""
+        starts = [span.start for span in self.trajectory.spans]
+        index = np.repeat(np.arange(len(starts)), np.diff([*starts, len(self.trajectory.tokens)]))
+        return index[self.trajectory.loss_mask]
+
+    @property
     def teaches(self) -> bool:
         """Whether its advantage is anything but 0."""
         return self.advantage_t is None or bool(self.advantage_t.any())

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from forebay.config.models import RunFile
+from forebay.learner.batch import Batch
 from forebay.learner.critic import critic_settings, value_loss
-from forebay.learner.guards import DegenerateRewards, Refusals, guard_kl, guard_new_weights
+from forebay.learner.drift import Drift
+from forebay.learner.guards import DegenerateRewards, Refusals, guard_answers, guard_kl, guard_weights
 from forebay.learner.kl import k3
 from forebay.learner.loss import PolicyLoss
 from forebay.learner.lr import learning_rate
-from forebay.learner.meter import Measured, StepMeter
+from forebay.learner.meter import Floats, Measured, StepMeter
 from forebay.learner.packing import MicroBatch
 from forebay.learner.preparation import Groups, Preparation
 from forebay.learner.roles import Roles
@@ -37,7 +39,7 @@ class Trainer:
     def __init__(self, roles: Roles, run: RunFile, clock: PhaseClock) -> None:
         self._roles, self._settings, self._clock = roles, run.learner, clock
         self._critic_settings = critic_settings(run.learner)
-        self._seed = run.run.seed
+        self._seed, self._task = run.run.seed, run.task.name
         self._preparation = Preparation(roles, run, clock)
         self._loss = PolicyLoss.of(run)
         self._refused, self._critic_refused = Refusals("policy"), Refusals("critic")
@@ -53,20 +55,21 @@ class Trainer:
         """Go on counting from what a checkpoint says."""
         self._skipped_before = skipped
 
-    def train(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def train(self, step: int, batch: Batch) -> dict[str, float]:
         """Train one batch in place; returns its metrics.
 
         Raises KlExceeded before an update that would start from too far away and when the updated weights are too far
         away, NonFiniteTraining after several refused updates in a row and when the updated weights are spoiled.
         """
-        meter, parts = StepMeter(), self._updates_an_epoch(trajectories)
-        groups = self._preparation.groups(trajectories, several_updates=self._settings.epochs * parts > 1)
+        meter, parts = StepMeter(), self._updates_an_epoch(batch.trajectories)
+        groups = self._preparation.groups(batch.trajectories, several_updates=self._settings.epochs * parts > 1)
         for index, samples in enumerate(self._minibatches(step, groups, parts)):
-            self._minibatch(step, samples, meter, first=index < parts)
-        self._probe(step, groups)
+            drift = Drift(self._task, batch.fleets)
+            self._minibatch(step, samples, meter, drift, first=index < parts)
+        self._inspect(step, groups, Drift(self._task, batch.fleets))
         return {
             **meter.metrics(step),
-            **self._degenerate.note(step, trajectories),
+            **self._degenerate.note(step, batch.trajectories),
             "lr": learning_rate(self._settings, step),
             "skipped_updates": self.skipped,
         }
@@ -88,22 +91,23 @@ class Trainer:
             for part in np.array_split(order, parts):
                 yield [sample for index in part for sample in groups[index]]
 
-    def _minibatch(self, step: int, samples: list[Sample], meter: StepMeter, *, first: bool) -> None:
+    def _minibatch(self, step: int, samples: list[Sample], meter: StepMeter, drift: Drift, *, first: bool) -> None:
         batches = self._preparation.packed(samples)
         if not batches:
             return
         totals = Totals(
             tokens=sum(sample.targets for sample in samples), sequences=sum(1 for sample in samples if sample.targets)
         )
-        kl = sum(self._policy_pass(batch, totals, meter, first) for batch in batches)
-        guard_kl(step, kl / sum(batch.targets for batch in batches), self._settings.max_kl, meter)
+        for batch in batches:
+            drift.add(batch.samples, self._policy_pass(batch, totals, meter, first))
+        guard_kl(step, drift, self._settings.max_kl)
         for batch in batches if self._roles.critic else ():
             self._critic_pass(batch, totals, meter)
         with self._clock.phase("optimizer"):
             self._update(step, meter)
 
-    def _policy_pass(self, batch: MicroBatch, totals: Totals, meter: StepMeter, first: bool) -> float:
-        """Forward, backward, measure; returns the sum of KL."""
+    def _policy_pass(self, batch: MicroBatch, totals: Totals, meter: StepMeter, first: bool) -> Floats:
+        """Forward, backward, measure; returns the KL [t] to the behaviour policy."""
         with self._clock.phase("forward"):
             logprob_t, entropy_t = self._roles.actor.score(batch)
             tokens = tokens_of(batch, logprob_t)
@@ -146,17 +150,22 @@ class Trainer:
             meter.critic_grad_norms.append(update.grad_norm)
             self._critic_refused.note(step, update)
 
-    def _probe(self, step: int, groups: Groups) -> None:
-        """A forward pass of the new weights over a few groups: what nobody should generate with is not published."""
+    def _inspect(self, step: int, groups: Groups, drift: Drift) -> None:
+        """What nobody should generate with, or train from, is neither published nor saved."""
+        guard_weights(step, "policy", self._roles.actor.spoiled())
+        if self._roles.critic is not None:
+            guard_weights(step, "critic", self._roles.critic.spoiled())
+        self._probe(groups, drift)
+        guard_answers(step, drift, self._settings.max_kl)
+
+    def _probe(self, groups: Groups, drift: Drift) -> None:
+        """A forward pass of the new weights over a few groups."""
         taught = [group for group in groups if self._preparation.useful(group)]
         few = taught[: -(-len(taught) // PROBE)]
-        batches = self._preparation.packed([sample for group in few for sample in group])
-        targets, kl = sum(batch.targets for batch in batches), 0.0
-        for batch in batches:
+        for batch in self._preparation.packed([sample for group in few for sample in group]):
             with self._clock.phase("forward"), torch.no_grad():
-                kl += float(k3(batch.behaviour_t, self._roles.actor.score(batch)[0]).double().sum())
-        if targets:
-            guard_new_weights(step, kl / targets, self._settings.max_kl)
+                logprob_t = self._roles.actor.score(batch)[0]
+                drift.add(batch.samples, k3(batch.behaviour_t.double(), logprob_t.double()).cpu().numpy())
 
 
 def tokens_of(batch: MicroBatch, logprob_t: torch.Tensor) -> Tokens:

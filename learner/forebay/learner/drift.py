@@ -1,0 +1,82 @@
+"""Where drift comes from: the KL to the behaviour policy, by who generated the tokens.
+
+Shape suffixes: t trained tokens of a micro-batch or of a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.learner.sample import Sample
+from forebay.wire.version import Version
+
+Floats = NDArray[np.float64]
+Source = tuple[str, Version]  #: a fleet, and the weights that it generated with
+
+
+@dataclass(slots=True)
+class Share:
+    """Some of the tokens."""
+
+    kl: float = 0.0  #: summed
+    tokens: int = 0
+
+    @classmethod
+    def sum(cls, parts: Iterable[Share]) -> Share:
+        """All of them together."""
+        whole = cls()
+        for part in parts:
+            whole.add(part.kl, part.tokens)
+        return whole
+
+    def add(self, kl: float, tokens: int) -> None:
+        """Take more in."""
+        self.kl += kl
+        self.tokens += tokens
+
+    def beyond(self, limit: float) -> float:
+        """How much of what lifts the mean of everything above `limit` is here; negative where it holds it down."""
+        return self.kl - limit * self.tokens
+
+
+class Drift:
+    """Sums over the trained tokens of one minibatch; `fleets`: of each group."""
+
+    def __init__(self, task: str, fleets: Mapping[int, str]) -> None:
+        self._task, self._fleets = task, fleets
+        self._shares: dict[Source, dict[int, Share]] = {}
+
+    def add(self, samples: Sequence[Sample], kl_t: Floats) -> None:
+        """Take a micro-batch in: the KL at each trained token of its samples."""
+        parts = np.split(kl_t, np.cumsum([sample.targets for sample in samples])[:-1])
+        for sample, part_t in zip(samples, parts, strict=True):
+            self._add_sample(sample, part_t)
+
+    def _add_sample(self, sample: Sample, kl_t: Floats) -> None:
+        trajectory, span_t = sample.trajectory, sample.span_t
+        for index in np.unique(span_t):
+            source = (self._fleets[trajectory.group_id], trajectory.spans[index].version)
+            of_source_t = kl_t[span_t == index]
+            groups = self._shares.setdefault(source, {})
+            groups.setdefault(trajectory.group_id, Share()).add(float(of_source_t.sum()), len(of_source_t))
+
+    @property
+    def mean(self) -> float:
+        """KL a token; 0 when there is none."""
+        whole = Share.sum(share for groups in self._shares.values() for share in groups.values())
+        return whole.kl / max(1, whole.tokens)
+
+    def told(self, limit: float) -> str:
+        """In words: the fleet, version, task and group that lift the mean above `limit` most."""
+        wholes = {source: Share.sum(groups.values()) for source, groups in self._shares.items()}
+        (fleet, version), share = max(wholes.items(), key=lambda item: item[1].beyond(limit))
+        groups = self._shares[fleet, version]
+        group = max(groups, key=lambda group: groups[group].beyond(limit))
+        return (
+            f"most of it comes from fleet {fleet}, version {version}, task {self._task} "
+            f"({share.kl / share.tokens:.3g} over {share.tokens} tokens, group {group} before all)"
+        )
