@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from forebay.config.models import RunFile
 from forebay.learner.corrections.decoupled import decoupled
 from forebay.learner.corrections.group_expectation import expected_logprob, group_expectation
 from forebay.learner.critic import value_loss
-from forebay.learner.kl import k1, k2, k3
+from forebay.learner.kl import KlEstimate, k1, k2, k3
 from forebay.learner.loss import PolicyLoss
 from forebay.learner.objectives.ppo import PpoClip
 from forebay.learner.tokens import Sequences, Tokens, Totals
@@ -221,6 +222,42 @@ def test_kl_estimates_agree_in_the_mean_with_the_exact_divergence(seed: int) -> 
     assert (k2(this, other) >= 0).all()
     assert (k3(this, other) >= 0).all()
     assert k3(this, this).tolist() == [0.0] * 5
+
+
+@given(seed=st.integers(0, 1000))
+def test_gradients_of_kl_estimates_on_average(seed: int) -> None:
+    """Over all tokens of a small vocabulary, weighed by their probabilities: no sampling."""
+    rng = np.random.default_rng(seed)
+    logits, other = torch.from_numpy(rng.normal(0, 0.5, 5)).requires_grad_(), torch.from_numpy(rng.normal(0, 0.5, 5))
+    other = torch.log_softmax(other, 0)
+
+    def gradient(of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        this = torch.log_softmax(logits, 0)
+        return torch.autograd.grad(of(this), [logits])[0]
+
+    def average(estimate: KlEstimate) -> torch.Tensor:
+        return gradient(lambda this: (this.detach().exp() * estimate(this, other)).sum())
+
+    reverse = gradient(lambda this: (this.exp() * (this - other)).sum())
+    forward = gradient(lambda this: (other.exp() * (other - this)).sum())
+    torch.testing.assert_close(average(k1), torch.zeros(5, dtype=torch.float64))
+    torch.testing.assert_close(average(k2), reverse)
+    torch.testing.assert_close(average(k3), forward)
+
+
+def test_group_expectation_with_gspo_is_the_papers_ratio() -> None:
+    batch = Batch(2)
+    _, gradient = batch.ours(run_file(objective="gspo", correction="group_expectation", clip_low=0.99, clip_high=99))
+    current = torch.from_numpy(batch.current).double().requires_grad_()
+    advantages = np.split(batch.advantage, np.cumsum(batch.lengths)[:-1])
+    parts = zip(batch.trajectories, torch.split(current, batch.lengths), advantages, strict=True)
+    loss = torch.zeros((), dtype=torch.float64)
+    for trajectory, own, advantage in parts:
+        group = [other for other in batch.trajectories if other.group_id == trajectory.group_id]
+        q = np.exp([other.logprobs[other.loss_mask].astype(np.float64).mean() for other in group])
+        loss = loss - own.mean().exp() / ((q**2).sum() / q.sum()) * float(advantage.astype(np.float64).sum())
+    (expected_gradient,) = torch.autograd.grad(loss / batch.totals.tokens, [current])
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
 
 
 def padded(values: np.ndarray, lengths: list[int]) -> torch.Tensor:

@@ -134,7 +134,9 @@ class LearnerSection(Section):
     )
     entropy_coef: NonNegative = 0.0
     kl_coef: NonNegative = Field(default=0.0, description="weight of the KL to the reference model; 0: none is loaded")
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        default="k3", description="k2 or k3 in the loss (the gradient of k1 is 0 on average); k1 in the reward"
+    )
     kl_in: Literal["loss", "reward"] = "loss"
     max_kl: Annotated[float, Field(gt=0)] = Field(
         default=10.0, description="mean KL to the behaviour policy above which the run pauses"

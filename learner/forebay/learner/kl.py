@@ -3,8 +3,17 @@
 With d = log other - log this at a token that `this` policy generated, KL(this || other) is about
 
     k1 = -d                 unbiased, any sign
-    k2 = d^2 / 2            biased, never negative; its gradient is that of the reverse KL
+    k2 = d^2 / 2            biased, never negative
     k3 = exp(d) - 1 - d     unbiased, never negative
+
+An estimate that is right need not have the right gradient, and `kl_in = "loss"` uses nothing but the gradient. Averaged
+over tokens that `this` generated, and with them held constant,
+
+    grad k1 = grad log this                   is 0: such a term adds noise and pulls nowhere
+    grad k2 = -d grad log this                is the gradient of KL(this || other)
+    grad k3 = (1 - exp(d)) grad log this      is the gradient of KL(other || this)
+
+With `kl_in = "reward"` the estimate is a number without a gradient, and k1 is the unbiased choice.
 """
 
 from __future__ import annotations

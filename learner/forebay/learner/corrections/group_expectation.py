@@ -5,6 +5,11 @@
     w_t = p_i / E  for every token of sequence i
 
 One unlikely sequence cannot blow its own weight up, as its q_i is only a part of E.
+
+The paper has one factor p_i / E with a gradient in p_i = current. Here, as everywhere, the correction is the part
+without a gradient and the objective goes on from proximal to current: with `objective = "gspo"` their product is the
+paper's exp(mean log current) / E; with the other objectives the part with the gradient is a token's own. The lengths
+are those of trained tokens.
 """
 
 from __future__ import annotations

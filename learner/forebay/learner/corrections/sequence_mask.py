@@ -3,8 +3,10 @@
     m_i = exp( 1/|y_i| sum_t log(proximal / behaviour) )
     w_t = min(importance_cap, proximal / behaviour)  if  1/sequence_limit <= m_i <= sequence_limit,  else 0
 
-DeepSeek-V3.2 (arXiv 2512.02556) masks by the same mean log-ratio, on one side and where the advantage is negative; here
-both sides and both signs count, and what stays has its truncated weight.
+After DeepSeek-V3.2 (arXiv 2512.02556), and not the same: there the mean log-ratio is from behaviour to current, one
+side is cut (what the learner would hardly write any more) and only where the advantage is negative, and what stays has
+no weight of its own. Here it is from behaviour to proximal, so that what is left out stays left out for the whole step;
+both sides and both signs of the advantage are cut; and what stays has its truncated weight.
 """
 
 from __future__ import annotations
