@@ -39,13 +39,12 @@ from forebay.wire.loops import ClassDifference, Difference, loops
 
 BLOCK_BYTES = 1 << 23  #: of elements; bounds the working memory of both sides
 _LEVEL = 1  #: entropy coding does the work: level 3 was never smaller (measured)
-_STEP_ESCAPE = 255
-_ALL_FORMS_BELOW = 1 << 18  #: bytes; blocks this small simply try every form
-_SAMPLES = 16
+_ALL_FORMS_BELOW = 1 << 14  #: bytes; blocks this small simply try every form
+_SAMPLES, _SAMPLE_ELEMENTS = 16, 64
+_NEARLY_CONSTANT = 16  #: times smaller: beyond this, samples say too little of what PLANES would take
 _WORD_BYTES = 8
 _HEAD = struct.Struct("<BI")
 _TABLE = struct.Struct("<B7H8I")
-_U4 = np.dtype("<u4")
 
 
 class Kind(IntEnum):
@@ -61,8 +60,9 @@ class Kind(IntEnum):
 
 #: Kinds whose payload alone leads back from new to base.
 REVERSIBLE = frozenset({Kind.SAME, Kind.GAPS, Kind.XOR, Kind.BITMASK})
-_LAST = max(Kind)
-_STEPPED = frozenset({Kind.GAPS, Kind.BITMASK, Kind.CLASSES})
+_KINDS = tuple(Kind)
+#: How many streams say where the changed elements are, of the kinds whose other streams are steps.
+_PLACES = {Kind.GAPS: 3, Kind.BITMASK: 1, Kind.CLASSES: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +109,10 @@ def open_block(data: memoryview, elements: int, width: int) -> Opened:
     if len(data) < _HEAD.size:
         raise WireError("block cut short")
     number, changed = _HEAD.unpack_from(data)
-    if number > _LAST or changed > elements or (changed == 0) != (number == Kind.SAME):
+    if number >= len(_KINDS) or changed > elements or (changed == 0) != (number == Kind.SAME):
         raise WireError(f"block of kind {number} with {changed} of {elements} elements changed")
-    count = _stream_count(Kind(number), width)
+    kind = _KINDS[number]
+    count = _stream_count(kind, width)
     at = _HEAD.size + 4 * count
     if len(data) < at:
         raise WireError("block cut short")
@@ -121,7 +122,7 @@ def open_block(data: memoryview, elements: int, width: int) -> Opened:
         at += length
     if at > len(data):
         raise WireError("block cut short")
-    return Opened(kind=Kind(number), changed=changed, streams=streams, used=at)
+    return Opened(kind=kind, changed=changed, streams=streams, used=at)
 
 
 def apply_block(target: Bits, opened: Opened, dtype: str, *, first: int = 0, backwards: bool = False) -> Sums:
@@ -130,8 +131,8 @@ def apply_block(target: Bits, opened: Opened, dtype: str, *, first: int = 0, bac
     Returns how the tensor's fingerprint changed. Raises WireError; the target may be changed by then.
     """
     word, streams = first // _WORD_BYTES, opened.streams
-    if opened.kind in _STEPPED:
-        steps = _read_steps(streams[_places(opened.kind) :], opened.changed, target.dtype)
+    if opened.kind in _PLACES:
+        steps = _read_steps(streams[_PLACES[opened.kind] :], opened.changed, target.dtype)
         if backwards:
             steps = _turned(steps)
         return _apply_steps(target, opened, steps, dtype, word)
@@ -145,7 +146,7 @@ def apply_block(target: Bits, opened: Opened, dtype: str, *, first: int = 0, bac
 
 def read_steps(opened: Opened, elements: int, dtype: np.dtype[np.unsignedinteger]) -> tuple[NDArray[np.int64], Bits]:
     """Positions and zig-zag ULP steps of a GAPS or BITMASK block: a delta without its base. Raises WireError."""
-    steps = _read_steps(opened.streams[_places(opened.kind) :], opened.changed, dtype)
+    steps = _read_steps(opened.streams[_PLACES[opened.kind] :], opened.changed, dtype)
     found, escapes = _read_gaps(opened, elements)
     return gaps.decode(found, escapes, elements), steps
 
@@ -166,24 +167,26 @@ def fingerprint(bits: Bits, word: int) -> Sums:
 
 def _forms(base: Bits, new: Bits, found: Difference, dtype: str) -> list[tuple[Kind, bytes]]:
     """Forms worth comparing: dense ones cost several times the work, so they are tried only where they could win."""
-    changed, small = len(found.gaps), new.nbytes <= _ALL_FORMS_BELOW
+    changed = len(found.gaps)
     forms = [(Kind.GAPS, _sparse(found.gaps, found.escapes, found.steps))]
     if changed > len(new) // 8:
         mask = np.packbits(base != new, bitorder="little")
         forms.append((Kind.BITMASK, _pack(Kind.BITMASK, changed, [mask, *_step_streams(found.steps)])))
     if changed > len(new) // 4:
         forms.append((Kind.XOR, _dense(Kind.XOR, base ^ new, changed, rotate=False)))
-    if small or len(forms[0][1]) > _sampled_bytes(new, is_float(dtype)) // 2:
+    if _planes_may_win(new, len(forms[0][1]), is_float(dtype)):
         forms.append((Kind.PLANES, _dense(Kind.PLANES, new, changed, is_float(dtype))))
     return forms
 
 
-def _sampled_bytes(new: Bits, rotate: bool) -> int:
-    """About what PLANES would take, from evenly spread samples of 1/64 of the block."""
-    window = len(new) // (64 * _SAMPLES)
-    starts = np.linspace(0, len(new) - window, _SAMPLES).astype(np.int64)
-    index = (starts[:, None] + np.arange(window)).ravel()
-    return len(_dense(Kind.PLANES, new[index], 0, rotate)) * len(new) // len(index)
+def _planes_may_win(new: Bits, sparse_bytes: int, rotate: bool) -> bool:
+    """Whether PLANES could be smaller, judged by evenly spread samples: making it costs more than all the rest."""
+    if new.nbytes <= _ALL_FORMS_BELOW:
+        return True
+    step = len(new) // _SAMPLES
+    sample = new[: _SAMPLES * step].reshape(_SAMPLES, step)[:, :_SAMPLE_ELEMENTS].ravel()
+    sampled_bytes = len(_dense(Kind.PLANES, sample, 0, rotate)) * len(new) // len(sample)
+    return sparse_bytes > sampled_bytes // 2 or sampled_bytes < new.nbytes // _NEARLY_CONSTANT
 
 
 def _sparse(found: NDArray[np.uint8], escapes: NDArray[np.uint32], steps: Bits) -> bytes:
@@ -205,15 +208,15 @@ def _table(found: ClassDifference) -> NDArray[np.uint8]:
 
 
 def _escape_streams(escapes: NDArray[np.uint32]) -> list[NDArray[np.uint8]]:
-    low, *upper = planes.split(escapes, rotate=False)
-    return [low, np.concatenate(upper)]
+    table = escapes.view(np.uint8).reshape(-1, 4)
+    return [table[:, 0].copy(), table[:, 1:].T.ravel()]
 
 
 def _step_streams(zigzag: Bits) -> list[NDArray[np.uint8]]:
     if zigzag.itemsize > 2:
         return planes.split(zigzag, rotate=False)
-    escaped = zigzag[zigzag >= _STEP_ESCAPE]
-    return [np.minimum(zigzag, _STEP_ESCAPE).astype(np.uint8), escaped.view(np.uint8)]
+    short, escaped = loops().short_steps(zigzag)
+    return [short, escaped.view(np.uint8)]
 
 
 def _dense(kind: Kind, bits: Bits, changed: int, rotate: bool) -> bytes:
@@ -228,14 +231,9 @@ def _pack(kind: Kind, changed: int, streams: Sequence[NDArray[np.uint8]], edges:
 
 
 def _stream_count(kind: Kind, width: int) -> int:
-    if kind in _STEPPED:
-        return _places(kind) + (width if width > 2 else 2)
+    if kind in _PLACES:
+        return _PLACES[kind] + (width if width > 2 else 2)
     return 0 if kind is Kind.SAME else width
-
-
-def _places(kind: Kind) -> int:
-    """How many streams say where the changed elements are."""
-    return {Kind.GAPS: 3, Kind.BITMASK: 1, Kind.CLASSES: 4}[kind]
 
 
 def _apply_steps(target: Bits, opened: Opened, steps: Bits, dtype: str, word: int) -> Sums:
@@ -253,7 +251,7 @@ def _read_gaps(opened: Opened, elements: int) -> tuple[NDArray[np.uint8], NDArra
     if opened.kind is Kind.BITMASK:
         mask = _bytes(opened.streams[0], -(-elements // 8))
         return gaps.encode(np.flatnonzero(_set_bits(mask, elements, opened.changed)))
-    short, *upper = opened.streams[_places(opened.kind) - 3 : _places(opened.kind)]
+    short, *upper = opened.streams[_PLACES[opened.kind] - 3 : _PLACES[opened.kind]]
     found = _bytes(short, opened.changed)
     return found, _read_escapes(upper, gaps.escapes_in(found))
 
@@ -285,17 +283,18 @@ def _turned(zigzag: Bits) -> Bits:
 
 
 def _read_escapes(streams: Sequence[BytesLike], count: int) -> NDArray[np.uint32]:
-    table = [_bytes(streams[0], count), *_bytes(streams[1], 3 * count).reshape(3, count)]
-    return planes.join(table, _U4, rotate=False).view(np.uint32)
+    table = np.empty((count, 4), np.uint8)
+    table[:, 0] = _bytes(streams[0], count)
+    table[:, 1:] = _bytes(streams[1], 3 * count).reshape(3, count).T
+    return table.reshape(-1).view(np.uint32)
 
 
 def _read_steps(streams: Sequence[BytesLike], changed: int, dtype: np.dtype[np.unsignedinteger]) -> Bits:
     if dtype.itemsize > 2:
         return planes.join([_bytes(stream, changed) for stream in streams], dtype, rotate=False)
     short = _bytes(streams[0], changed)
-    escaped = short == _STEP_ESCAPE
-    zigzag = short.astype(dtype)
-    zigzag[escaped] = _bytes(streams[1], int(np.count_nonzero(escaped)) * dtype.itemsize).view(dtype)
+    escaped = _bytes(streams[1], gaps.escapes_in(short) * dtype.itemsize).view(dtype)
+    zigzag: Bits = loops().long_steps(short, escaped)
     return zigzag
 
 

@@ -52,23 +52,21 @@ def decompress(data: BytesLike, expected_bytes: int) -> bytes:
     """Exactly `expected_bytes`, the only size that memory is taken for. Raises WireError."""
     compressed = flat(data)
     if not len(compressed):
-        _require(expected_bytes == 0, f"nothing where {expected_bytes} bytes were declared")
+        if expected_bytes:
+            raise WireError(f"nothing where {expected_bytes} bytes were declared")
         return b""
     try:
         parameters = zstandard.get_frame_parameters(compressed)
-        _require(parameters.content_size == expected_bytes, f"zstd content size is not the declared {expected_bytes}")
-        _require(parameters.window_size <= MAX_WINDOW_BYTES, f"zstd window is above {MAX_WINDOW_BYTES} bytes")
-        _require(parameters.dict_id == 0, "zstd dictionaries are not used")
+        if parameters.content_size != expected_bytes:
+            raise WireError(f"zstd content size is not the declared {expected_bytes}")
+        if parameters.window_size > MAX_WINDOW_BYTES or parameters.dict_id:
+            raise WireError(f"zstd frame with a dictionary or a window above {MAX_WINDOW_BYTES} bytes")
         content = _decompressor().decompress(compressed, max_output_size=expected_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise WireError(f"not a zstd frame: {error}") from error
-    _require(len(content) == expected_bytes, f"zstd content is not the declared {expected_bytes} bytes")
+    if len(content) != expected_bytes:
+        raise WireError(f"zstd content is not the declared {expected_bytes} bytes")
     return content
-
-
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise WireError(problem)
 
 
 def _compressor(level: int) -> zstandard.ZstdCompressor:

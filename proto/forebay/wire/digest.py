@@ -26,10 +26,10 @@ def state_digest(tensors: Iterable[tuple[str, str, Sequence[int], bytes]]) -> by
 
     Every part is length-prefixed, so no two states share what is hashed.
     """
-    hasher = blake3.blake3(b"forebay state 2")
+    parts = [b"forebay state 2"]
     for name, dtype, shape, digest in tensors:
         for text in (name.encode(), dtype.encode()):
-            hasher.update(struct.pack("<Q", len(text)) + text)
-        hasher.update(struct.pack(f"<Q{len(shape)}Q", len(shape), *shape) + digest)
-    whole: bytes = hasher.digest()
+            parts += struct.pack("<Q", len(text)), text
+        parts += struct.pack(f"<Q{len(shape)}Q", len(shape), *shape), digest
+    whole: bytes = blake3.blake3(b"".join(parts)).digest()
     return whole

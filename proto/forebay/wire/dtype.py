@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ _UNITS: dict[int, np.dtype[np.unsignedinteger]] = {
 }
 
 
+@lru_cache
 def bits_per_element(dtype: str) -> int:
     """Width in bits: the number in the name. Raises WeightsError for a name without one."""
     found = re.fullmatch(r"[A-Z]+(\d{1,3})(_\w+)?", dtype)
@@ -35,6 +37,7 @@ def unit(dtype: str) -> np.dtype[np.unsignedinteger]:
     return _UNITS.get(bits_per_element(dtype), _UNITS[8])
 
 
+@lru_cache
 def is_float(dtype: str) -> bool:
     """True for sign-magnitude formats, whose integer view can be put in numerical order."""
     return dtype.startswith(("F", "BF")) and bits_per_element(dtype) in _UNITS

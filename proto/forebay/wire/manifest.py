@@ -54,13 +54,23 @@ def _check_tensors(manifest: weights_pb2.Manifest) -> None:
     _require(len(manifest.tensors) <= MAX_TENSORS, f"{len(manifest.tensors)} tensors, at most {MAX_TENSORS} are read")
     at, before = 0, None
     for entry in manifest.tensors:
-        _require(before is None or before < entry.name, f"tensor {entry.name} is out of order")
-        _require(entry.offset == at, f"tensor {entry.name} does not follow the one before it")
-        _require(len(entry.digest) == FINGERPRINT_BYTES, f"tensor {entry.name} has no digest")
-        _require(len(entry.shape) <= MAX_DIMENSIONS, f"tensor {entry.name} of {len(entry.shape)} dimensions")
-        _require(entry.changed <= _elements(entry), f"tensor {entry.name}: more elements changed than it has")
+        problem = _problem_of(entry, at, before)
+        _require(not problem, f"tensor {entry.name}{problem}")
         at, before = at + entry.bytes, entry.name
     _require(at == manifest.payload_bytes, f"tensors of {at} bytes in a payload of {manifest.payload_bytes}")
+
+
+def _problem_of(entry: weights_pb2.TensorEntry, at: int, before: str | None) -> str:
+    """What is wrong with an entry that should follow `before` and begin at `at`."""
+    if before is not None and before >= entry.name:
+        return " is out of order"
+    if entry.offset != at:
+        return " does not follow the one before it"
+    if len(entry.digest) != FINGERPRINT_BYTES:
+        return " has no digest"
+    if len(entry.shape) > MAX_DIMENSIONS:
+        return f" of {len(entry.shape)} dimensions"
+    return ": more elements changed than it has" if entry.changed > _elements(entry) else ""
 
 
 def _elements(entry: weights_pb2.TensorEntry) -> int:

@@ -57,6 +57,18 @@ def fingerprint(content: NDArray[np.uint8], first_word: int) -> Sums:
     return _sums(content, np.arange(-(-len(content) // _WORD_BYTES)), first_word)
 
 
+def short_steps(steps: Bits) -> tuple[NDArray[np.uint8], Bits]:
+    """A byte each, and those of 255 or more whole: of steps of one or two bytes."""
+    return np.minimum(steps, gap_codes.ESCAPE).astype(np.uint8), steps[steps >= gap_codes.ESCAPE]
+
+
+def long_steps(short: NDArray[np.uint8], escaped: Bits) -> Bits:
+    """The inverse; `escaped` has an entry for every 255."""
+    steps = short.astype(escaped.dtype)
+    steps[short == gap_codes.ESCAPE] = escaped
+    return steps
+
+
 def classified(base: Bits, found: Difference, shift: int) -> ClassDifference:
     """What `difference` found, counted in classes of the old values: magnitude >> shift is an element's exponent."""
     positions = gap_codes.decode(found.gaps, found.escapes, len(base))

@@ -50,7 +50,7 @@ def encode_delta(
     base: HostState, new: HostState, *, version: Version, base_version: Version, classes: bool = False
 ) -> Encoded:
     """What turns `base` into `new`, bit for bit. Unchanged tensors cost nothing; none costs more than in an anchor
-    (of tensors above 256 KiB an anchor's size is judged by samples). `classes` also tries the form for slow links.
+    (of tensors above 16 KiB an anchor's size is judged by samples). `classes` also tries the form for slow links.
 
     Raises WeightsError when the states differ in their tensors, CorruptWeights when one is damaged.
     """
