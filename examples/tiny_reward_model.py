@@ -81,8 +81,9 @@ def train(model: LlamaForSequenceClassification, tokenizer: PreTrainedTokenizerF
         continuing.zero_grad()
         (SCORE_SHARE * score_loss + continuing_loss).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_([*model.parameters(), *continuing.parameters()], 1.0)
-        for step in (*optimizers, *schedules):
-            step.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         if update % 60 == 0:
             log.info("update %d of %d: the score is off by %.2f", update, UPDATES, score_loss.item() ** 0.5)
 

@@ -81,12 +81,12 @@ def model_mistakes(given: Any) -> Iterator[str]:
     reward = given.get("reward") if isinstance(given, Mapping) else None
     models = reward.get("models") if isinstance(reward, Mapping) else None
     for name, table in models.items() if isinstance(models, Mapping) else ():
+        if name == RULE:
+            yield f"reward.models.{RULE} is the name of the task's own score; expected another name"
         try:
             RewardSection.model_validate({"models": {name: table}})
         except ValidationError as error:
             yield _told(name, table, min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden"))
-        if name == RULE:
-            yield f"reward.models.{RULE} is the name of the task's own score; expected another name"
 
 
 def _told(name: str, table: Any, problem: Any) -> str:

@@ -47,8 +47,7 @@ class _NotNow(RewardModelError):
 class RewardModelClient:
     """One reward model's service. `tell` hears of a wait as it begins, in words for `forebay status`, and of its end.
 
-    Its `_persist` is the one place where calls are tried again: after 0.1 s, then twice as long each time, up to 5 s,
-    each pause cut at random to no less than half.
+    Its `_persist` is the one place where calls are tried again.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class RewardModelClient:
     ) -> None:
         self.name, self.address = name, address
         self._timeout_s, self._patience_s, self._tell = timeout_s, patience_s, tell
-        self._random = dice or random.Random()
+        self._dice = dice or random.Random()
         self._channel: Any = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
         self._stub: Any = reward_pb2_grpc.RewardStub(self._channel)  # type: ignore[no-untyped-call]
         self._check: Any = self._channel.unary_unary(
@@ -110,7 +109,7 @@ class RewardModelClient:
                 answer = await attempt(asked, min(self._timeout_s, max(left_s, 0.001)))
             except (grpc.aio.AioRpcError, _NotNow) as error:
                 why = _understood(error)
-                pause_s = min(_FIRST_PAUSE_S * 2 ** min(tries, 10), _LONGEST_PAUSE_S) * self._random.uniform(0.5, 1.0)
+                pause_s = pause_after(tries, self._dice)
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _AGAIN:
                     raise ScoreFailed(f"reward model {self.name} at {self.address} refuses: {why}") from error
                 self._in_trouble(why)
@@ -200,6 +199,11 @@ class RewardModels:
         """Hang up."""
         for client in self._clients:
             await client.close()
+
+
+def pause_after(tries: int, dice: random.Random) -> float:
+    """Seconds before the next try: 0.1, twice as long after each, up to 5; cut by lot to no less than half."""
+    return min(_FIRST_PAUSE_S * 2 ** min(tries, 10), _LONGEST_PAUSE_S) * dice.uniform(0.5, 1.0)
 
 
 def _parts(
