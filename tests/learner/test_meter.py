@@ -73,6 +73,14 @@ def test_updates_are_a_change_of_the_policy_and_no_mismatch() -> None:
     assert found["trained_tokens"] == 2
 
 
+def test_the_second_minibatch_of_a_step_is_measured_against_how_the_step_began() -> None:
+    meter = StepMeter()
+    meter.add(measured([sample(2, (0, 4))], [-1.0, -2.0], [-1.0, -2.0], [-1.3, -1.6]), first=True)
+    found = meter.metrics(step=5)
+    assert found["mismatch"] == found["mismatch_kl"] == 0
+    assert found["policy_kl"] == found["kl"] == pytest.approx((k3(-0.3) + k3(0.4)) / 2)
+
+
 def test_staleness_is_neither() -> None:
     """Tokens of older weights differ from the learner; those of the newest weights do not."""
     meter = StepMeter()
