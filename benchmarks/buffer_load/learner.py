@@ -1,6 +1,6 @@
 """A learner that trains nothing: `python -m benchmarks.buffer_load.learner RUNFILE`, told over standard input.
 
-Commands: `start` (join and publish tiny weights), `train` steps: lease, check what arrived, commit.
+Commands: `start` (join and publish tiny weights), `train` steps: a lease commits the step before; check what arrived.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.buffer_load.commands import obey
-from forebay.buffer.client import BufferClient, Lease
+from forebay.buffer.client import BufferClient, Lease, Trained
 from forebay.config.identity import run_json
 from forebay.config.load import load
 from forebay.config.models import RunFile
@@ -43,26 +43,28 @@ class LearnerLoad:
     async def train(self, steps: int) -> dict[str, Any]:
         """Lease and commit that many steps; rows and bytes that arrived, and when; seconds of each cycle in ms."""
         began, rows, received, latencies = time.monotonic(), 0, 0, list[float]()
+        trained: Trained | None = None
         for _ in range(steps):
             start = time.monotonic()
-            lease = await self._lease()
-            arrived = arrived_in(lease)
+            arrived = arrived_in(await self._lease(trained))
             rows, received = rows + arrived[0], received + arrived[1]
-            await self._commit()
+            trained = self._trained()
             latencies.append(round(1e3 * (time.monotonic() - start), 3))
+        if trained is not None:
+            await self._client.commit(trained.step, trained.checkpoint_step, trained.metrics)
         ended = time.monotonic()
         return {"began_s": began, "ended_s": ended, "rows": rows, "bytes": received, "latencies_ms": latencies}
 
-    async def _lease(self) -> Lease:
-        lease = await self._client.lease(self._step + 1, 30.0)
+    async def _lease(self, trained: Trained | None) -> Lease:
+        lease = await self._client.lease(self._step + 1, 30.0, trained)
         if not isinstance(lease, Lease):
             raise RuntimeError(f"no batch for step {self._step + 1}: {lease.cause}")
         return lease
 
-    async def _commit(self) -> None:
+    def _trained(self) -> Trained:
         self._step += 1
         checkpoint = self._step if self._step % self._run.learner.checkpoint_every_steps == 0 else 0
-        await self._client.commit(self._step, checkpoint, {"loss": 0.5, "reward": 0.5})
+        return Trained(step=self._step, checkpoint_step=checkpoint, metrics={"loss": 0.5, "reward": 0.5})
 
 
 def arrived_in(lease: Lease) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forebay.buffer.client import BufferClient, Fenced, FrameRefused, Lease, Refused, RunMismatch, Waiting
+from forebay.buffer.client import BufferClient, Fenced, FrameRefused, Lease, Refused, RunMismatch, Trained, Waiting
 from forebay.buffer.conservation import balanced, imbalances, ledger_of, ledger_table
 from forebay.config.identity import run_json
 from forebay.wire.experience import decode_frame
@@ -273,6 +273,27 @@ async def test_leases_and_rewinds(serve: Serve) -> None:
             first.group_ids,
             second.group_ids if isinstance(second, Lease) else (),
         ]
+
+
+async def test_a_lease_may_carry_the_commit_of_the_step_before(serve: Serve) -> None:
+    async with serve() as served, served.client() as learner, served.client() as sampler:
+        await join_learner(learner, served.run)
+        await join_sampler(sampler, served.run)
+        await produce(sampler, 4, V0)
+        first = await learner.lease(1, 5.0)
+        assert isinstance(first, Lease)
+        with pytest.raises(Refused, match="attempt 1 is the current one"):
+            await learner.lease(2, 0.0, Trained(step=1, checkpoint_step=0, metrics={}, attempt=7))
+        assert served.reservoir.state.committed == 0
+        trained = Trained(step=1, checkpoint_step=1, metrics={"loss": 2.0}, attempt=first.attempt)
+        second = await learner.lease(2, 5.0, trained)
+        assert second == await learner.lease(2, 5.0, trained), "said again: the answer was lost"
+        assert (served.reservoir.state.committed, served.reservoir.state.checkpoint) == (1, 1)
+        waiting = await learner.lease(3, 0.0, Trained(step=2, checkpoint_step=0, metrics={}))
+        assert isinstance(waiting, Waiting), "there is no batch yet, and still the step is committed"
+        assert [record.step for record in (await learner.history()).steps] == [1, 2]
+        durable = ledger_of(served.run.run.home / "buffer" / "journal")
+        assert sum(row.groups for row in durable.rows if row.state == "trained") == 4
 
 
 async def test_pause_stops_permits_and_batches_and_survives_a_restart(serve: Serve) -> None:

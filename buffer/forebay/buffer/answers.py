@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from forebay.errors import ForebayError, UsageError
 from forebay.wire.v1 import common_pb2, experience_pb2, weights_pb2
@@ -57,6 +57,16 @@ class Lease:
     attempt: int
     group_ids: tuple[int, ...]
     frames: tuple[experience_pb2.Frame, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A step that is done: see `BufferClient.commit`."""
+
+    step: int
+    checkpoint_step: int
+    metrics: Mapping[str, Any]
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

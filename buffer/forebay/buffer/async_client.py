@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import grpc.aio
 
-from forebay.buffer.answers import EncodedWeights, Ended, Fenced, Lease, Membership, Waiting
+from forebay.buffer.answers import EncodedWeights, Ended, Fenced, Lease, Membership, Trained, Waiting
 from forebay.buffer.link import Link
 from forebay.buffer.outbox import Outbox
 from forebay.buffer.weight_fetch import ChunkFetcher
@@ -184,9 +184,13 @@ class BufferClient:
         """Give permits back: `again` for groups that another sampler shall produce."""
         await self._ask(self._experience.Refund, experience_pb2.RefundRequest(member=self._member, refunds=refunds))
 
-    async def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
-        """The batch of `step`, or, after `wait_s`, what it waits for; Ended when the prompts are used up."""
-        request = experience_pb2.LeaseRequest(member=self._member, step=step, wait_s=wait_s)
+    async def lease(self, step: int, wait_s: float, trained: Trained | None = None) -> Lease | Waiting | Ended:
+        """The batch of `step`, or, after `wait_s`, what it waits for; Ended when the prompts are used up.
+
+        `trained` is the step before: it is committed first, in the same call, and is when this returns anything.
+        """
+        commit = self._commit_request(trained) if trained is not None else None
+        request = experience_pb2.LeaseRequest(member=self._member, step=step, wait_s=wait_s, commit=commit)
         return await self._link.call(lambda: self._read_lease(request))
 
     async def reject(self, lease: Lease, group_ids: Sequence[int], reason: str) -> None:
@@ -203,16 +207,8 @@ class BufferClient:
 
         `attempt` is that of the lease; Refused when the batch was leased again meanwhile (0: not checked).
         """
-        await self._ask(
-            self._experience.Commit,
-            experience_pb2.CommitRequest(
-                member=self._member,
-                step=step,
-                checkpoint_step=checkpoint_step,
-                attempt=attempt,
-                metrics_json=json.dumps(metrics, separators=(",", ":")),
-            ),
-        )
+        trained = Trained(step=step, checkpoint_step=checkpoint_step, metrics=metrics, attempt=attempt)
+        await self._ask(self._experience.Commit, self._commit_request(trained))
 
     async def rewind(self, checkpoint_step: int) -> int:
         """Back to a checkpoint; how many batches after it will be leased again as they were."""
@@ -323,6 +319,15 @@ class BufferClient:
             return await method(request, timeout=wait_s + _ANSWER_S)
 
         return await self._link.call(attempt)
+
+    def _commit_request(self, trained: Trained) -> experience_pb2.CommitRequest:
+        return experience_pb2.CommitRequest(
+            member=self._member,
+            step=trained.step,
+            checkpoint_step=trained.checkpoint_step,
+            attempt=trained.attempt,
+            metrics_json=json.dumps(trained.metrics, separators=(",", ":")),
+        )
 
     async def _read_lease(self, request: experience_pb2.LeaseRequest) -> Lease | Waiting | Ended:
         batch, frames, cause = experience_pb2.Batch(), list[experience_pb2.Frame](), ""

@@ -11,6 +11,7 @@ from forebay.buffer.answers import (
     PlanOutdated,
     Refused,
     RunMismatch,
+    Trained,
     Waiting,
     WeightsDamaged,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "PlanOutdated",
     "Refused",
     "RunMismatch",
+    "Trained",
     "Waiting",
     "WeightsDamaged",
 ]

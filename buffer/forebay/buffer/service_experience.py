@@ -76,6 +76,8 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
         """Wait for the batch; then its composition and its frames, these encoded already."""
         tenant = self._tenants.of(request)
         reservoir, outlet = tenant.reservoir, tenant.outlet
+        if request.HasField("commit"):
+            outlet.commit(request.commit)
         batch = await reservoir.groups_changed.until(
             lambda: outlet.lease(request), wait_of(request.wait_s), give_up=lambda: outlet.ended
         )

@@ -485,21 +485,27 @@ class LeaseRequest(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """the step this batch is for; steps count from 1"""
     wait_s: _builtins.float
     @_builtins.property
     def member(self) -> _common_pb2.Member: ...
+    @_builtins.property
+    def commit(self) -> Global___CommitRequest:
+        """of the step before: done first, in the same call"""
+
     def __init__(
         self,
         *,
         member: _common_pb2.Member | None = ...,
         step: _builtins.int = ...,
         wait_s: _builtins.float = ...,
+        commit: Global___CommitRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "step", b"step", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "member", b"member", "step", b"step", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
