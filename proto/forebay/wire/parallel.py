@@ -25,13 +25,14 @@ def threads() -> int:
 def in_order(work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
     """The results of all jobs, in their order; a few jobs ahead of the caller at most, so that memory is bounded."""
     waiting = iter(jobs)
-    running: deque[Future[Result]] = deque(_pool().submit(work, job) for job in islice(waiting, 2 * threads()))
+    running = deque[Future[Result]]()
     try:
+        running.extend(_pool().submit(work, job) for job in islice(waiting, 2 * threads()))
         while running:
             result = running.popleft().result()
             running.extend(_pool().submit(work, job) for job in islice(waiting, 1))
             yield result
-    finally:  # nobody may still write into memory that the caller takes back after an error
+    finally:  # nobody may still write into memory that the caller takes back after an error, of `jobs` too
         for future in running:
             if not future.cancel():
                 future.exception()
