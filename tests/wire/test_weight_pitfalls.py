@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 
 from forebay.wire import block, compiled, parallel, plain
 from forebay.wire.errors import WireError
-from forebay.wire.loops import loops
+from forebay.wire.fingerprint import minus
+from forebay.wire.loops import ClassDifference, loops
 from forebay.wire.weights import CorruptWeights, WrongBase, apply, encode_anchor, encode_delta
 from tests.wire.making import NEW, OLD, copy_of, state_of
 
@@ -85,7 +87,7 @@ def test_a_delta_has_the_changes_of_all_steps_since_the_last_one_sent() -> None:
     sent = _state()
     receiver, trained = copy_of(sent), copy_of(sent)
     for step in range(5):
-        trained = copy_of(trained, lambda name, bits, step=step: np.copyto(bits[step::9], bits[step::9] + 1))
+        trained = copy_of(trained, partial(_nudge, step))
     delta = encode_delta(sent, trained, version=NEW, base_version=OLD)
     apply(receiver, delta.manifest, delta.payload())
     assert receiver.digest() == trained.digest()
@@ -148,7 +150,7 @@ def test_an_update_reads_only_what_it_changes(monkeypatch: pytest.MonkeyPatch) -
 def test_an_element_that_changes_twice_is_refused_without_harm() -> None:
     for make in (plain, compiled):
         target = np.full(4096, 1, np.uint8)
-        lying = block.ClassDifference(
+        lying = ClassDifference(
             bounds=np.array([5], np.int64),
             counts=np.array([4096, 4096], np.int64),
             gaps=np.zeros(8192, np.uint32),
@@ -156,9 +158,13 @@ def test_an_element_that_changes_twice_is_refused_without_harm() -> None:
         )
         before = make.fingerprint(target, 0)
         change = make.class_advance(target, lying, 3, first_word=0)
-        assert block.minus(make.fingerprint(target, 0), before) == change
+        assert minus(make.fingerprint(target, 0), before) == change
         with pytest.raises(WireError, match="changed position"):
             make.class_advance(target[:100], lying, 3, first_word=0)
+
+
+def _nudge(first: int, name: str, bits: Any) -> None:
+    bits[first::9] += 1
 
 
 def _never(*_: Any) -> Any:
