@@ -16,10 +16,16 @@ smollm2: .venv/.ready ## a real model: SmolLM2-135M-Instruct learns a reasoning 
 	@$(python) -m examples.smollm2
 	@.venv/bin/forebay run examples/smollm2.toml
 
-test: .venv/.ready ## the whole suite, under 15 minutes on 2 cores
+# An S3 server for the weight store's tests, apart because what it depends on does not go with ours.
+.peers/moto/.ready: tests/buffer/moto.txt .venv/.ready
+	@rm -rf .peers/moto && $(python) -m venv .peers/moto
+	@.peers/moto/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@ \
+		|| echo "no S3 server could be installed: the tests that need one are skipped"
+
+test: .venv/.ready .peers/moto/.ready ## the whole suite, under 15 minutes on 2 cores
 	@.venv/bin/pytest -q
 
-prove: .venv/.ready ## the long proofs: learning, three shells, kills
+prove: .venv/.ready .peers/moto/.ready ## the long proofs: learning, three shells, kills
 	@.venv/bin/pytest -q -s -m prove tests/prove
 
 check: .venv/.ready ## formatting, lints and types

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -26,15 +24,15 @@ from forebay.wire.version import Version
 from tests.buffer.conftest import Serve
 from tests.buffer.support import FakeClock, UnsyncedDisk, anchor, join_learner
 
-#: moto's own dependencies do not go with ours (python-dateutil): it is run from wherever it is installed.
-MOTO = os.environ.get("FOREBAY_MOTO_SERVER") or shutil.which("moto_server")
+#: An S3 server in an environment of its own, which `make test` makes.
+MOTO = Path(__file__).parents[2] / ".peers" / "moto" / "bin" / "moto_server"
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """The address of an S3 server with the bucket `bucket`."""
-    if MOTO is None:
-        pytest.skip("no moto_server: pip install moto flask flask-cors in an environment of its own")
+    if not MOTO.exists():
+        pytest.skip(f"no {MOTO}: `make test` could not install it")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
