@@ -88,6 +88,21 @@ def test_a_loss_that_is_not_finite_never_reaches_the_weights(dtype: str, stage: 
 
 
 @pytest.mark.parametrize(("dtype", "stage"), KINDS)
+def test_a_gradient_that_is_not_finite_never_reaches_the_weights(dtype: str, stage: int) -> None:
+    """The loss is finite; one number of one gradient is not."""
+    ours = engine(dtype, stage)
+    train(ours, batches(0))
+    before, spoiled = weights(ours), next(ours.module.parameters())
+    hook = spoiled.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([0]), math.nan))
+    assert math.isinf(train(ours, batches(1)))
+    hook.remove()
+    assert ours.optimizer_updates() == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(ours).items())
+    assert math.isfinite(train(ours, batches(2)))
+    assert ours.optimizer_updates() == 2
+
+
+@pytest.mark.parametrize(("dtype", "stage"), KINDS)
 def test_restored_state_goes_on_bit_for_bit(dtype: str, stage: int) -> None:
     straight = engine(dtype, stage)
     for step in range(2):

@@ -46,4 +46,4 @@ def test_the_critic_learns_what_a_reply_will_be_worth(model_folder: Path) -> Non
     critic: dict[str, Any] = {"lr": 3e-3, "value_clip": 0.0}
     _, metrics = play(run_file(model_folder, estimator="gae", lr=0.0, critic=critic, tokens_per_microbatch=400), STEPS)
     losses = [step["value_loss"] for step in metrics]
-    assert np.mean(losses[-3:]) < 0.5 * losses[0]
+    assert 0 < np.mean(losses[-3:]) < 0.5 * losses[0]

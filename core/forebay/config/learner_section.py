@@ -151,7 +151,13 @@ class LearnerSection(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: NonNegative = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    compute_dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="bfloat16",
+        description="of forward and backward; masters and moments are float32 (float16: loss scaling)",
+    )
+    reduce_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="in which gradients are summed, over micro-batches and ranks"
+    )
     zero_stage: Literal[0, 1, 2] = 1
     gradient_checkpointing: bool = False
     tokens_per_microbatch: Positive = 8192
@@ -183,6 +189,11 @@ class LearnerSection(Section):
             yield f'learner.uncorrected is true, but learner.correction is "{self.correction}"; expected "none"'
         if self.minibatch_trajectories is not None and self.minibatches > 1:
             yield "learner.minibatches and learner.minibatch_trajectories are both set; expected one of them"
+        if self.reduce_dtype != "float32" and self.reduce_dtype != self.compute_dtype:
+            yield (
+                f'learner.reduce_dtype is "{self.reduce_dtype}", but learner.compute_dtype is "{self.compute_dtype}"; '
+                'expected "float32", or both the same'
+            )
         if self.loss_divisor is not None and self.loss_aggregation != "fixed":
             yield f'learner.loss_divisor is set, but loss_aggregation is "{self.loss_aggregation}"; expected "fixed"'
         if self.reward_clip is not None and self.reward_clip[0] >= self.reward_clip[1]:

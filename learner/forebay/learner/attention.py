@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from forebay.learner.packing import PromptTile, TileLayout
 
 ATTENTION = "forebay_packed"
+NARROW = (torch.bfloat16, torch.float16)
 
 
 def register() -> None:
@@ -97,7 +98,7 @@ def _attend(
 
 def _to_tiles(x_1hnd: torch.Tensor, layout: TileLayout) -> torch.Tensor:
     x_nhd = x_1hnd[0].transpose(0, 1)
-    if x_nhd.device.type == "cpu" and x_nhd.dtype == torch.bfloat16:
+    if x_nhd.device.type == "cpu" and x_nhd.dtype in NARROW:
         x_nhd = x_nhd.float()  # torch's CPU kernel takes four times as long in bfloat16, most of it backward
     return _ToTiles.apply(x_nhd, layout)  # type: ignore[no-untyped-call, no-any-return]
 

@@ -1,6 +1,7 @@
 """A DeepSpeed engine: a module that is trained, with mixed precision, ZeRO, clipping and the optimizer behind it.
 
-Three tiers of precision: fp32 master weights and Adam moments, compute in `compute_dtype`, gradients summed in fp32.
+Three tiers of precision: fp32 master weights and Adam moments, compute in `compute_dtype` (float16 with a loss scale
+that follows its gradients), gradients summed in `reduce_dtype`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from forebay.config.learner_section import LearnerSection
+from forebay.errors import UsageError
+from forebay.learner import loss_scale
 from forebay.learner.distributed import silence, start_deepspeed
+from forebay.learner.loss_scale import LossScale
 from forebay.learner.packing import MicroBatch
 
 #: Elements that DeepSpeed stages at once where it reduces and gathers; its own default of 5e8 takes 2 GB.
 BUCKET = 50_000_000
 MOMENTS = ("exp_avg", "exp_avg_sq")
+DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,7 @@ class Update:
 
     grad_norm: float  #: before clipping; inf when it was not finite
     applied: bool  #: False: loss or gradient was not finite, the weights are as before
+    rescaled: bool = False  #: not applied, but only as float16's loss scale was too high: it has been lowered
 
 
 Scores = TypeVar("Scores")
@@ -36,8 +42,11 @@ class Engine(Generic[Scores]):
     """Owns a role's weights: `module` takes a micro-batch and gives `Scores`. Not for use by several threads."""
 
     def __init__(self, module: torch.nn.Module, settings: LearnerSection) -> None:
+        """Raises UsageError where the machine cannot compute in the run file's dtype."""
         deepspeed = start_deepspeed()
-        masters = {name: p.detach().clone() for name, p in module.named_parameters()} if _is_bf16(settings) else {}
+        if settings.compute_dtype == "float16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+            raise UsageError("learner.compute_dtype is float16, which this machine cannot train in; expected bfloat16")
+        masters = {name: p.detach().clone() for name, p in module.named_parameters()} if _is_narrow(settings) else {}
         self._optimizer = torch.optim.AdamW(
             module.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )
@@ -47,6 +56,8 @@ class Engine(Generic[Scores]):
             )
         self.module = module
         self._sharded = not isinstance(self._engine.optimizer, torch.optim.Optimizer)
+        self._loss_scale = LossScale(self._engine.optimizer.loss_scaler) if _is_fp16(settings) else None
+        self._loss_is_finite = torch.ones((), dtype=torch.bool, device=self.device)
         for name, master in masters.items():
             self._set_master(self._parameter(name), master)
 
@@ -64,8 +75,10 @@ class Engine(Generic[Scores]):
 
         A loss that is not finite spoils the gradients on purpose, so that `update` refuses the whole minibatch.
         """
+        is_finite = torch.isfinite(loss.detach())
+        self._loss_is_finite &= is_finite
         # The gradient is averaged over ranks; shares of the loss are to be summed.
-        share = torch.where(torch.isfinite(loss.detach()), float(self._engine.world_size), math.nan)
+        share = torch.where(is_finite, float(self._engine.world_size), math.nan)
         self._engine.backward(loss * share, scale_wrt_gas=False)
 
     def update(self, lr: float) -> Update:
@@ -73,15 +86,22 @@ class Engine(Generic[Scores]):
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         if self._sharded:
-            self._engine.step()
-            applied = not self._engine.optimizer.overflow
-            return Update(grad_norm=float(self._engine.get_global_grad_norm()), applied=applied)
+            return self._sharded_update()
         norm = float(torch.nn.utils.get_total_norm(p.grad for p in self.module.parameters() if p.grad is not None))
         if not math.isfinite(norm):
             self._engine.zero_grad()
             return Update(grad_norm=math.inf, applied=False)
         self._engine.step()
         return Update(grad_norm=norm, applied=True)
+
+    def _sharded_update(self) -> Update:
+        scale_can_fall = self._loss_scale is not None and self._loss_scale.can_fall
+        self._engine.step()
+        applied = not self._engine.optimizer.overflow
+        rescaled = not applied and scale_can_fall and bool(self._loss_is_finite)
+        self._loss_is_finite.fill_(True)
+        norm = float(self._engine.get_global_grad_norm()) if applied else math.inf
+        return Update(grad_norm=norm, applied=applied, rescaled=rescaled)
 
     def spoiled(self) -> list[str]:
         """Names of the weights with a number that is not finite."""
@@ -96,9 +116,12 @@ class Engine(Generic[Scores]):
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and whole fp32 tensors: every master weight and, after a first update, both of its moments.
 
-        The same on every number of ranks and at every ZeRO stage. A collective call: all ranks make it.
+        With float16 also its loss scale. The same on every number of ranks and at every ZeRO stage. A collective call:
+        all ranks make it.
         """
         started = self.optimizer_updates() > 0
+        if self._loss_scale is not None:
+            yield loss_scale.NAME, self._loss_scale.state()
         for name, parameter in self.module.named_parameters():
             yield f"master/{name}", self._master(parameter)
             for key in MOMENTS if started else ():
@@ -111,6 +134,8 @@ class Engine(Generic[Scores]):
         """
         if updates:
             self._make_moments(updates)
+        if self._loss_scale is not None:
+            self._loss_scale.restore(state[f"{prefix}{loss_scale.NAME}"])
         for name, parameter in self.module.named_parameters():
             self._set_master(parameter, state[f"{prefix}master/{name}"])
             for key in MOMENTS if updates else ():
@@ -173,19 +198,25 @@ def deepspeed_settings(settings: LearnerSection) -> dict[str, Any]:
             "overlap_comm": False,
         },
     }
-    if _is_bf16(settings):
-        ours["bf16"] = {"enabled": True, "check_grad_overflow": True}
-        ours["data_types"] = {"grad_accum_dtype": "fp32"}
+    if _is_narrow(settings):
+        ours["data_types"] = {"grad_accum_dtype": DEEPSPEED_NAMES[settings.reduce_dtype]}
+        ours["communication_data_type"] = DEEPSPEED_NAMES[settings.reduce_dtype]
+        kind = DEEPSPEED_NAMES[settings.compute_dtype]
+        ours[kind] = {"enabled": True, **({} if _is_fp16(settings) else {"check_grad_overflow": True})}
     return _merged(ours, settings.deepspeed)
 
 
 def zero_stage(settings: LearnerSection) -> int:
-    """The stage asked for; with bfloat16 at least 1, as DeepSpeed's stage 0 sums gradients in bfloat16."""
-    return max(1, settings.zero_stage) if _is_bf16(settings) else settings.zero_stage
+    """The stage asked for; at least 1 with 16 bits, whose gradients DeepSpeed's stage 0 sums in 16 bits."""
+    return max(1, settings.zero_stage) if _is_narrow(settings) else settings.zero_stage
 
 
-def _is_bf16(settings: LearnerSection) -> bool:
-    return settings.compute_dtype == "bfloat16"
+def _is_narrow(settings: LearnerSection) -> bool:
+    return settings.compute_dtype != "float32"
+
+
+def _is_fp16(settings: LearnerSection) -> bool:
+    return settings.compute_dtype == "float16"
 
 
 def _merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,11 +31,17 @@ class Refusals:
         self.total = 0
 
     def note(self, step: int, update: Update) -> None:
-        """Raises NonFiniteTraining after PATIENCE refused updates in a row."""
+        """Raises NonFiniteTraining after PATIENCE refused updates in a row; one that float16's loss scale caused is
+        counted and no sign of trouble."""
         if update.applied:
             self._in_a_row = 0
             return
         self.total += 1
+        if update.rescaled:
+            log.info(
+                "step %d: %s gradient too large for float16, update skipped and loss scale lowered", step, self._role
+            )
+            return
         self._in_a_row += 1
         log.warning(
             "step %d: %s loss or gradient not finite, update skipped (%d in a row)", step, self._role, self._in_a_row
