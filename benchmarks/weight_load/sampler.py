@@ -48,11 +48,11 @@ class Sampler:
     async def reload(self) -> float:
         """vLLM's own way: pause, load the checkpoint's files anew, resume; for how long generation stood still."""
         llm = self.engine._llm
-        began = time.monotonic()
-        await llm.pause_generation(mode="keep", clear_cache=True)
+        await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+        paused = time.monotonic()
         await llm.collective_rpc("reload_weights")
         await llm.resume_generation()
-        return time.monotonic() - began
+        return time.monotonic() - paused
 
 
 @asynccontextmanager

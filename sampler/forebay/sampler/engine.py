@@ -148,14 +148,19 @@ class Engine:
     async def _paused_swap(self, copy: HostCopy, put_back: Callable[[], None]) -> float:
         if self._serving is not None:
             _refuse_other_tensors(self._serving, copy)
-        started = time.monotonic()
         try:
-            async with asyncio.timeout(PAUSE_DEADLINE_S):
-                await self._llm.pause_generation(mode="keep", clear_cache=True)
+            await self._pause()
+            paused = time.monotonic()
             await self._swap(copy, put_back)
         finally:
             await self._llm.resume_generation()
-        return time.monotonic() - started
+        return time.monotonic() - paused
+
+    async def _pause(self) -> None:
+        """Return when the engine's last step has ended; requests in flight stay, what they had cached is forgotten."""
+        async with asyncio.timeout(PAUSE_DEADLINE_S):
+            # AsyncLLM.pause_generation does this, and then sleeps for 20 ms so that outputs arrive in a tidy order.
+            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
 
     async def _swap(self, copy: HostCopy, put_back: Callable[[], None]) -> None:
         try:
