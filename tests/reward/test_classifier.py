@@ -50,6 +50,12 @@ def test_scores_are_the_models_own_however_texts_are_batched(llama: Path) -> Non
     assert len({round(score, 3) for score in together}) == len(together)
 
 
+def test_a_padding_token_that_only_the_tokenizer_has_will_do(tmp_path: Path) -> None:
+    scorer = SequenceClassifier.load("m", section(), str(models.llama(tmp_path / "m", pad_token_id=None)))
+    encoded = texts(scorer.encode(TASK))
+    assert scorer.score(encoded) == pytest.approx([scorer.score([one])[0] for one in encoded], abs=1e-5)
+
+
 def test_an_encoder_judges_prompt_and_reply_as_a_pair(tmp_path: Path) -> None:
     scorer = SequenceClassifier.load("m", section(), str(models.bert(tmp_path / "bert")))
     encoded = texts(scorer.encode(reward_pb2.Conversation(prompt="37+58=", completions=["95", "5"])))
