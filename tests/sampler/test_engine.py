@@ -103,6 +103,26 @@ async def test_install_in_flight_is_right_to_the_token(
         assert np.abs(reply.logprobs[cut - 1] - under[SECOND][cut - 1]) > SAME
 
 
+async def test_requests_in_flight_may_keep_what_they_cached(
+    serving: Engine, folders: dict[Version, Path], copies: dict[Version, HostCopy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go on, under the new weights but over the old keys and values; whoever comes later meets none of these."""
+    monkeypatch.setattr(serving, "_sampling", serving._sampling.model_copy(update={"in_flight": "keep"}))
+    asked = [asyncio.create_task(ask(serving, f"kept-{n}", seed=n, max_tokens=300)) for n in range(8)]
+    await ask(serving, "kept-short", seed=99, max_tokens=20)
+    await serving.install(copies[SECOND], put_back=_nothing)
+    later = await ask(serving, "kept-later")  # while the others still hold the same prompt's blocks
+    np.testing.assert_allclose(later.logprobs, recomputed(folders[SECOND], later, PROMPT), atol=SAME)
+    mixed = [reply for reply in await asyncio.gather(*asked) if len(reply.spans) == 2]
+    assert mixed, "no request was in flight during the install"
+    for reply in mixed:
+        cut = reply.spans[1].start
+        under = {version: recomputed(folder, reply, PROMPT) for version, folder in folders.items()}
+        np.testing.assert_allclose(reply.logprobs[:cut], under[FIRST][:cut], atol=SAME)
+        for version in under:  # neither version alone explains what came after
+            assert np.abs(reply.logprobs[cut:] - under[version][cut:]).mean() > SAME
+
+
 async def test_prefix_cache_does_not_mix_versions(
     serving: Engine, folders: dict[Version, Path], copies: dict[Version, HostCopy]
 ) -> None:

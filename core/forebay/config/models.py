@@ -152,6 +152,11 @@ class SamplerSection(Section):
     group_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=600.0, description="a group older than this is aborted and dropped"
     )
+    in_flight: Literal["recompute", "keep"] = Field(
+        default="recompute",
+        description="replies that new weights interrupt: their cached keys and values are computed anew, so that every "
+        "token is of one version; keep: they go on with the old ones, which costs no time",
+    )
     reward_workers: Positive = 1
     cpu_threads: Positive | None = Field(
         default=None, description="computing threads where there is no accelerator; default: half the cores"

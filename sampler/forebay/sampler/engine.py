@@ -97,7 +97,8 @@ class Engine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         started = time.monotonic()
-        prompt = {"prompt_token_ids": list(prompt_tokens)}
+        # The salt keeps what older weights have cached from requests that come after them.
+        prompt = {"prompt_token_ids": list(prompt_tokens), "cache_salt": str(self.version)}
         final: Any = None
         try:
             async for output in self._llm.generate(prompt, self._parameters(seed, max_tokens, greedy), request_id):
@@ -131,9 +132,9 @@ class Engine:
     async def install(self, copy: HostCopy, *, put_back: Callable[[], None]) -> float:
         """Swap the weights under the requests in flight; returns for how many seconds generation stood still.
 
-        Requests go on where they were, their cached keys and values computed anew. Whatever fails, `put_back` is called
-        in a thread to make the bytes of what served before whole again. Raises InstallFailed when the old version
-        serves again, EngineDied when it could not be put back.
+        Requests go on where they were, with their cached keys and values or, as `sampler.in_flight` says, without.
+        Whatever fails, `put_back` is called in a thread to make the bytes of what served before whole again. Raises
+        InstallFailed when the old version serves again, EngineDied when it could not be put back.
         """
         return await asyncio.shield(asyncio.ensure_future(self._install(copy, put_back)))
 
@@ -157,10 +158,11 @@ class Engine:
         return time.monotonic() - paused
 
     async def _pause(self) -> None:
-        """Return when the engine's last step has ended; requests in flight stay, what they had cached is forgotten."""
+        """Return when the engine's last step has ended; requests in flight stay."""
+        forget = self._sampling.in_flight == "recompute"
         async with asyncio.timeout(PAUSE_DEADLINE_S):
             # AsyncLLM.pause_generation does this, and then sleeps for 20 ms so that outputs arrive in a tidy order.
-            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=forget)
 
     async def _swap(self, copy: HostCopy, put_back: Callable[[], None]) -> None:
         try:
