@@ -32,13 +32,10 @@ def cut(changed: NDArray[np.int64], present: NDArray[np.int64], logs: NDArray[np
 
     def log(value: int) -> int:
         """256 log2; 0 of 0."""
-        if value <= 1:
-            return 0
-        bits, rest = 0, value
-        while rest > 1:
-            rest >>= 1
+        bits = 0
+        while value >> (bits + 1):
             bits += 1
-        return 256 * bits + int(logs[((value << 8) >> bits) - 256])
+        return 256 * bits + int(logs[((value << 8) >> bits) - 256]) if value else 0
 
     def cost(hits: int, size: int) -> int:
         """1/256 bits that say which `hits` of `size` elements changed: size times the entropy of the share."""
