@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.learner_load.recorded import CASES, ROOT
 from examples import smollm2
 
-STEPS, QUICK_STEPS, VARIANT_ROUNDS = 4, 2, 3
+STEPS, QUICK_STEPS, VARIANT_ROUNDS = 3, 2, 2
 DEADLINE_S = 3600.0
 
 

@@ -54,14 +54,14 @@ CASES = {
         recording="smollm2",
         run_file=ROOT / "examples" / "smollm2.toml",
         groups=16,
-        tokens_per_microbatch=1024,
+        tokens_per_microbatch=512,
         sequences_per_microbatch=16,
     ),
     "long": Case(
         recording="smollm2_long",
         run_file=ROOT / "benchmarks" / "recordings" / "smollm2_long.toml",
         groups=4,
-        tokens_per_microbatch=1024,
+        tokens_per_microbatch=512,
         sequences_per_microbatch=4,
     ),
 }

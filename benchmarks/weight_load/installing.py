@@ -19,7 +19,7 @@ from benchmarks.weight_load.sampler import Sampler, sampling
 from forebay.config.load import load
 from forebay.config.models import RunFile
 
-STEPS_A_WINDOW = 3
+WINDOW_S = 20.0  #: about; a whole number of steps
 
 Action = Callable[[], Awaitable[float]]  #: returns for how many seconds generation stood still
 
@@ -34,10 +34,13 @@ class _Seen:
 
 
 def installing(example: Example, folder: Path, rounds: int) -> dict[str, Any]:
-    """A sampler generates; by turns nothing happens, a version comes each step, or vLLM reloads its files each step."""
+    """A sampler generates; by turns nothing happens, each step brings a version, or vLLM reloads its files then."""
     with serving(folder / "installing", example.sections()) as server:
         seen = asyncio.run(_installing(load([server.run_file], {}), example.step_s, rounds))
-    lost = [1 - busy / free for busy, free in zip(seen.speeds["update"], seen.speeds["nothing"], strict=True)]
+    lost = {
+        how: [1 - busy / free for busy, free in zip(seen.speeds[how], seen.speeds["nothing"], strict=True)]
+        for how in ("update", "update_keeping", "reload")
+    }
     pause_s, reload_s = _middle(seen.pauses["update"]), _middle(seen.pauses["reload"])
     return {
         "sampler_pause_s": pause_s,
@@ -45,8 +48,10 @@ def installing(example: Example, folder: Path, rounds: int) -> dict[str, Any]:
         "sampler_pause_vs_reload": round(pause_s / reload_s, 2),
         "sampler_pause_idle_s": _middle(seen.idle["update"]),
         "engine_reload_idle_s": _middle(seen.idle["reload"]),
-        "tokens_lost_share": _middle(lost),
-        "tokens_lost_shares": [round(share, 4) for share in lost],
+        "tokens_lost_share": _middle(lost["update"]),
+        "tokens_lost_share_keeping": _middle(lost["update_keeping"]),
+        "tokens_lost_share_reload": _middle(lost["reload"]),
+        "tokens_lost_shares": {how: [round(share, 4) for share in shares] for how, shares in lost.items()},
         "tokens_s": {name: _middle(speeds) for name, speeds in seen.speeds.items()},
         "update_every_s": example.step_s,
     }
@@ -54,8 +59,12 @@ def installing(example: Example, folder: Path, rounds: int) -> dict[str, Any]:
 
 async def _installing(run: RunFile, step_s: float, rounds: int) -> _Seen:
     seen = _Seen()
-    async with sampling(run, versions=rounds * (1 + STEPS_A_WINDOW)) as sampler:
-        actions: dict[str, Action] = {"update": sampler.update, "reload": sampler.reload}
+    async with sampling(run, versions=2 * rounds * (1 + _steps(step_s))) as sampler:
+        actions: dict[str, Action] = {
+            "update": sampler.update,
+            "update_keeping": sampler.update_keeping,
+            "reload": sampler.reload,
+        }
         for _ in range(rounds):
             for name, action in actions.items():
                 seen.idle[name].append(await action())
@@ -67,7 +76,7 @@ async def _installing(run: RunFile, step_s: float, rounds: int) -> _Seen:
 
 
 async def _round(sampler: Sampler, actions: dict[str, Action], step_s: float, seen: _Seen) -> None:
-    seen.speeds["nothing"].append(await sampler.load.tokens_s(STEPS_A_WINDOW * step_s))
+    seen.speeds["nothing"].append(await sampler.load.tokens_s(_steps(step_s) * step_s))
     for name, action in actions.items():
         speed, pauses = await _window(sampler.load, action, step_s)
         seen.speeds[name].append(speed)
@@ -80,13 +89,18 @@ async def _window(load_: Load, action: Action, step_s: float) -> tuple[float, li
 
     async def act() -> list[float]:
         pauses = []
-        for step in range(STEPS_A_WINDOW):
+        for step in range(_steps(step_s)):
             await asyncio.sleep(max(0.0, began + (step + 0.5) * step_s - time.monotonic()))
             pauses.append(await action())
         return pauses
 
     began = time.monotonic()
-    return await asyncio.gather(load_.tokens_s(STEPS_A_WINDOW * step_s), act())
+    return await asyncio.gather(load_.tokens_s(_steps(step_s) * step_s), act())
+
+
+def _steps(step_s: float) -> int:
+    """Steps in a window."""
+    return round(WINDOW_S / step_s)
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -38,6 +38,14 @@ class Sampler:
 
     async def update(self) -> float:
         """Publish the next version and wait until the engine serves it, proved; for how long generation stood still."""
+        return await self._update("recompute")
+
+    async def update_keeping(self) -> float:
+        """The same, but replies in flight keep what they cached (`sampler.in_flight`)."""
+        return await self._update("keep")
+
+    async def _update(self, in_flight: str) -> float:
+        self.engine._sampling = self.engine._sampling.model_copy(update={"in_flight": in_flight})
         encoded = next(self.updates)
         await self.learner.publish(encoded)
         async with asyncio.timeout(UPDATE_DEADLINE_S):
