@@ -203,7 +203,7 @@ class RewardModels:
 
 def pause_after(tries: int, dice: random.Random) -> float:
     """Seconds before the next try: 0.1, twice as long after each, up to 5; cut by lot to no less than half."""
-    return min(_FIRST_PAUSE_S * 2 ** min(tries, 10), _LONGEST_PAUSE_S) * dice.uniform(0.5, 1.0)
+    return min(_FIRST_PAUSE_S * 2.0 ** min(tries, 10), _LONGEST_PAUSE_S) * dice.uniform(0.5, 1.0)
 
 
 def _parts(
