@@ -14,6 +14,9 @@ from forebay.wire.v1 import common_pb2, control_pb2, weights_pb2
 from forebay.wire.version import Version
 from forebay.wire.weights import HostState, apply
 
+#: Checkpoints that a run can go back to, as `learner.keep_checkpoints` has it.
+KEPT = 2
+
 
 class Refusal(ForebayError):
     """A fault that a test asked for."""
@@ -27,6 +30,7 @@ class FakeBuffer:
         self.incarnation = 0
         self.committed = 0
         self.checkpoint = 0
+        self._saved = [0]
         self.leased: list[int] = []
         self.published: list[EncodedWeights] = []
         self.commits: list[tuple[int, int, dict[str, Any]]] = []
@@ -69,12 +73,15 @@ class FakeBuffer:
 
     def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any], attempt: int = 0) -> None:
         assert step <= self.committed + 1
-        self.committed, self.checkpoint = max(step, self.committed), max(checkpoint_step, self.checkpoint)
+        self.committed, self.checkpoint = max(step, self.committed), checkpoint_step
+        self._saved += [checkpoint_step] if checkpoint_step > self._saved[-1] else []
         self.commits.append((step, checkpoint_step, dict(metrics)))
         self.on_commit(step)
 
     def rewind(self, checkpoint_step: int) -> int:
-        assert self.checkpoint <= checkpoint_step <= self.committed
+        assert checkpoint_step in self._saved[-KEPT:]
+        assert checkpoint_step <= self.committed
+        self._saved = [step for step in self._saved if step <= checkpoint_step]
         replayed, self.committed = self.committed - checkpoint_step, checkpoint_step
         return replayed
 

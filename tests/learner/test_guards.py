@@ -15,6 +15,7 @@ import torch
 
 from forebay.buffer.client import Ended, Lease, Waiting
 from forebay.config.models import RunFile
+from forebay.config.steering import Steering
 from forebay.learner.engine import Engine, Update
 from forebay.learner.errors import NonFiniteTraining
 from forebay.learner.loop import run_learner
@@ -269,3 +270,14 @@ def test_after_a_pause_the_run_goes_on_from_the_last_good_version(tmp_path: Path
     assert buffer.leased == [1, 2, 3, 3, 4]
     lines = (tmp_path / "learner" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_pause_that_the_same_batch_would_bring_again_ends_with_another_limit(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    buffer, run = TwoFleets(far_away), run_file(tmp_path, model_folder)
+    assert [run_learner(run, buffer, Stop()) for _ in range(2)] == [1, 1]
+    assert len(buffer.pauses) == 2
+    Steering().changed(2, {"learner.max_kl": 1e300}).write(tmp_path)
+    assert run_learner(run, buffer, Stop()) == 0
+    assert buffer.committed == 4

@@ -1,4 +1,4 @@
-"""`forebay pause | resume | drain`: steer a running run."""
+"""`forebay pause | drain`, and `forebay resume` of its own file: steer a running run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import argparse
 
 from forebay.cli.arguments import Subparsers, add_buffer_address, add_command, buffer_address, run_name
 from forebay.cli.ask import ask
+from forebay.cli.resume import add as add_resume
 
 
 def add(subparsers: Subparsers) -> None:
     """The three commands."""
+    add_resume(subparsers)
     pause_parser = add_command(
         subparsers,
         "pause",
@@ -18,9 +20,6 @@ def add(subparsers: Subparsers) -> None:
         example='forebay pause run.toml --reason "looking at step 40"',
     )
     pause_parser.add_argument("--reason", default="by hand", help="shown in the status")
-    resume_parser = add_command(
-        subparsers, "resume", resume, summary="go on after a pause", example="forebay resume --connect 10.0.0.5:7070"
-    )
     drain_parser = add_command(
         subparsers,
         "drain",
@@ -28,7 +27,7 @@ def add(subparsers: Subparsers) -> None:
         summary="end the run in order: finish what is in flight, checkpoint, leave",
         example="forebay drain run.toml",
     )
-    for parser in (pause_parser, resume_parser, drain_parser):
+    for parser in (pause_parser, drain_parser):
         add_buffer_address(parser)
 
 
@@ -37,14 +36,6 @@ def pause(arguments: argparse.Namespace) -> int:
     address = buffer_address(arguments)
     ask(address, lambda buffer: buffer.pause(arguments.reason), run_name(arguments))
     print(f"paused the run at {address}; forebay resume goes on")
-    return 0
-
-
-def resume(arguments: argparse.Namespace) -> int:
-    """Raises NoBuffer."""
-    address = buffer_address(arguments)
-    ask(address, lambda buffer: buffer.resume(), run_name(arguments))
-    print(f"resumed the run at {address}")
     return 0
 
 

@@ -35,6 +35,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+#: Coefficients that may change while a run goes on (`forebay resume --set`); all else is fixed when it begins.
+STEERABLE = frozenset(
+    f"learner.{key}"
+    for key in (
+        "lr", "critic.lr", "critic.value_clip", "kl_coef", "entropy_coef", "max_kl", "clip_low", "clip_high",
+        "dual_clip", "importance_cap", "icepop_low", "icepop_high", "sequence_limit", "reward_clip",
+    )
+)  # fmt: skip
+
 
 class CriticSection(Section):
     """The critic; there is one when `learner.estimator` is "gae"."""

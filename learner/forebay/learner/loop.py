@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from forebay.buffer.client import Ended, Lease, Membership
 from forebay.config.identity import run_json
 from forebay.config.models import RunFile
+from forebay.config.steering import Steering
 from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from forebay.learner.batch import Batch, batch_metrics, open_batch
 from forebay.learner.checkpoint import TORCH_RANDOM, CheckpointStore, Counters, Saved
@@ -48,7 +49,7 @@ def run_learner(run: RunFile, client: BufferPort, stop: Stop) -> int:
     try:
         return learner.live()
     except KlExceeded as error:
-        client.pause(f"{error}; `forebay resume` goes on from the last good version")
+        client.pause(f"{error}; `forebay resume` goes on from the last good version, --from and --set differently")
         log.error("paused: %s", error)
         return EXIT_FAILED
     finally:
@@ -76,7 +77,8 @@ class Learner:
         self._tokenizer = load_tokenizer(run.model)
         if run.learner.gradient_checkpointing:
             self._model.gradient_checkpointing_enable()
-        self._roles = load_roles(run, self._model)
+        self._steering, self._steered = Steering.read(run.run.home), run
+        self._roles = load_roles(self._steering.widest(run), self._model)
         self._trainer = Trainer(self._roles, run, self._clock)
         self._progress = self._restored(saved)
         self._membership = self._joined()
@@ -176,7 +178,21 @@ class Learner:
 
     def _train(self, step: int, batch: Batch) -> dict[str, float]:
         self._heart.doing(f"training step {step}")
+        self._steer(step)
         return self._trainer.train(step, batch)
+
+    def _steer(self, step: int) -> None:
+        """Train as somebody wanted who resumed the run. Raises LearnerError when that was after this process began."""
+        newest = self._checkpoints.newest()
+        gone_back = (newest.counters.step if newest else 0) < self._progress.checkpoint_step
+        if gone_back or Steering.read(self._run.run.home) != self._steering:
+            raise LearnerError(
+                "the run was resumed from an earlier checkpoint or with other settings; start the learner again"
+            )
+        wanted = self._steering.at(self._run, step)
+        if wanted != self._steered:
+            self._trainer, self._steered = self._trainer.steered(wanted), wanted
+            log.info("from step %d on with other settings: %s", step, self._steering.told(step))
 
     def _publish_if_due(self, step: int) -> None:
         if step % self._run.publish.every_steps == 0 or self._is_last(step):

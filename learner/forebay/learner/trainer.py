@@ -51,6 +51,12 @@ class Trainer:
         """Updates refused since the weights were new."""
         return self._skipped_before + self._refused.total + self._critic_refused.total
 
+    def steered(self, run: RunFile) -> Trainer:
+        """The same engines, from here on with other coefficients."""
+        other = Trainer(self._roles, run, self._clock)
+        other.resume(self.skipped)
+        return other
+
     def resume(self, skipped: int) -> None:
         """Go on counting from what a checkpoint says."""
         self._skipped_before = skipped
