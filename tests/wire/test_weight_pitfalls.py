@@ -129,7 +129,7 @@ def test_what_runs_already_is_waited_for_when_the_next_job_is_malformed() -> Non
 def test_small_tensors_are_worked_on_by_the_megabyte() -> None:
     batches = list(parallel.batched([4096] * 18_000, lambda size: size))
     assert sum(map(len, batches)) == 18_000
-    assert len(batches) <= 18
+    assert len(batches) <= 36
 
 
 # grail: a digest of all the weights stood in the way of every update.

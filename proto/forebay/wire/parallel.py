@@ -14,7 +14,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 _MOST_THREADS = 8  #: beyond them memory is the bound
-_BATCH_BYTES = 1 << 22
+_BATCH_BYTES = 1 << 21
 
 
 def threads() -> int:
