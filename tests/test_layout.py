@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOTS = ("core", "proto", "buffer", "sampler", "learner", "deploy")
-PORTIONS = ("cli", "config", "obs", "wire", "buffer", "sampler", "learner", "fleet")
+PORTIONS = ("cli", "config", "obs", "wire", "buffer", "sampler", "reward", "learner", "fleet")
 HELP_LIMIT_S = 0.2
 BIN = Path(sys.executable).parent
 

@@ -20,6 +20,7 @@ from tests.core.run_files import write
 SERVICES = ["run", "buffer", "learner", "sampler"]
 COMMANDS = [
     *SERVICES,
+    "reward",
     "status",
     "top",
     "ledger",

@@ -12,7 +12,9 @@ from forebay.errors import UsageError
 
 MARKER = ".forebay"
 RESOLVED = "resolved.toml"
-OURS = frozenset({MARKER, RESOLVED, "buffer", "learner", "samplers", "logs", "model", "plot.png", "summary.json"})
+OURS = frozenset(
+    {MARKER, RESOLVED, "buffer", "learner", "reward", "samplers", "logs", "model", "plot.png", "summary.json"}
+)
 
 
 def prepare_home(run: RunFile) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatchcase
 from typing import Any
 
 from forebay.config.models import LOCAL_KEYS, RunFile
@@ -40,7 +41,12 @@ def _without_local(node: Any, path: str) -> Any:
     if not isinstance(node, dict):
         return node
     children = ((key, f"{path}.{key}" if path else key, value) for key, value in node.items())
-    return {key: _without_local(value, name) for key, name, value in children if name not in LOCAL_KEYS}
+    return {key: _without_local(value, name) for key, name, value in children if not _is_local(name)}
+
+
+def _is_local(name: str) -> bool:
+    """In LOCAL_KEYS, `*` stands for a name that the user chose."""
+    return any(fnmatchcase(name, pattern) for pattern in LOCAL_KEYS)
 
 
 def _flat(node: Any, path: str) -> dict[str, Any]:
