@@ -113,6 +113,7 @@ def test_a_loss_that_is_not_finite_is_not_taken_for_the_loss_scales_fault(number
     train(ours, 1.0)
     update = train(ours, number)
     assert (update.applied, update.rescaled) == (False, False)
+    assert train(ours, 1e6).rescaled, "and the next one is judged by itself"
     assert train(ours, 1.0).applied, "what was accumulated before is forgotten"
 
 
