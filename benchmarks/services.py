@@ -15,7 +15,7 @@ from forebay.wire.v1 import common_pb2, control_pb2
 
 ROOT = Path(__file__).parents[1]
 POLL_S = 0.02
-START_DEADLINE_S, DEADLINE_S = 60.0, 1800.0
+START_DEADLINE_S, DEADLINE_S, END_DEADLINE_S = 60.0, 1800.0, 30.0
 
 
 class Services:
@@ -33,11 +33,14 @@ class Services:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
+        for process in reversed(self._processes.values()):  # the buffer last: the others take leave of it
             process.send_signal(signal.SIGCONT)
             process.terminate()
-        for process in self._processes.values():
-            process.wait()
+            try:
+                process.wait(END_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def start(self, command: str, cores: Sequence[int]) -> None:
         """`forebay COMMAND` on these cores, its output in COMMAND.log."""

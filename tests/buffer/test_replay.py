@@ -28,6 +28,7 @@ from forebay.buffer.verify import Verification
 from forebay.cli.main import main
 from forebay.cli.replay import _checkpoints, _compare, _prepare
 from forebay.config.models import RunFile
+from forebay.config.steering import Steering
 from forebay.config.toml_text import toml_text
 from forebay.errors import UsageError
 from forebay.learner.loop import run_learner
@@ -251,12 +252,13 @@ def learn(run: RunFile, address: str, last: int) -> int:
 
 
 async def record(run: RunFile, last: int) -> None:
-    """The run, trained until `last` with a learner that starts anew after step 3."""
+    """The run, trained until `last` with a learner that starts anew after step 3, from then on at half the rate."""
     async with serving(open_reservoir(run), listen="127.0.0.1:0") as server:
         client = BufferClient(server.address)
         sampling = asyncio.create_task(Sampler(client).work(run))
         for until in (3, last):
             assert await asyncio.to_thread(learn, run, server.address, until) == 0
+            Steering().changed(3, {"learner.lr": 5e-3}).write(run.run.home)
         sampling.cancel()
         await asyncio.gather(sampling, return_exceptions=True)
         await client.close()

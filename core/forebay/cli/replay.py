@@ -112,6 +112,7 @@ def _prepare(run: RunFile, home: Path, recording: Recording, steps: range) -> No
     """A run folder with the journal, and the checkpoint that the learner starts from. Raises UsageError."""
     from forebay.buffer.replay_journal import write_journal
     from forebay.config.home import prepare_home
+    from forebay.config.steering import Steering
 
     journal = prepare_home(run) / "buffer" / "journal"
     if journal.exists():
@@ -121,6 +122,7 @@ def _prepare(run: RunFile, home: Path, recording: Recording, steps: range) -> No
     if steps[0] > 1:
         name = f"step_{steps[0] - 1:06d}"
         shutil.copytree(_checkpoint_folder(home) / name, _checkpoint_folder(run.run.home) / name)
+    Steering.read(home).write(run.run.home)  # what was changed on the way is changed again
 
 
 def _checkpoints(home: Path) -> list[int]:

@@ -64,6 +64,8 @@ OWNED_DEEPSPEED_KEYS = {
     "optimizer": "set [learner] lr, betas, weight_decay",
     "bf16": "set [learner] compute_dtype",
     "fp16": "set [learner] compute_dtype",
+    "data_types": "set [learner] reduce_dtype",
+    "communication_data_type": "set [learner] reduce_dtype",
 }
 
 
