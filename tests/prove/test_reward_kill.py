@@ -19,7 +19,7 @@ from tests.end_to_end.shells import ROOT, Shells, Watch, free_ports
 DEADLINE_S = 300.0
 STEPS = 4
 
-pytestmark = [pytest.mark.engine, pytest.mark.end_to_end, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(400)]
 
 
 async def test_a_run_with_a_reward_model_that_is_killed_on_the_way(tmp_path: Path) -> None:
