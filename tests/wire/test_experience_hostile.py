@@ -399,7 +399,7 @@ def test_a_long_chain_of_sharing_members_is_followed_fast() -> None:
     frame = frame_of(members)
     started_s = time.process_time()
     assert len(decode_frame(frame)) == 8192
-    assert time.process_time() - started_s < 1.0
+    assert time.process_time() - started_s < 5.0  # 0.4 alone, 1.2 late in the suite; all pairs would take far longer
 
 
 def test_nulls_and_bad_offsets_are_refused() -> None:
