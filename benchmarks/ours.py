@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from forebay.fleet.replay import free_addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class OurRun:
 def run(run_file: Path, flags: Sequence[str], home: Path) -> OurRun:
     """Run it from scratch in `home`. Raises RuntimeError with the last lines when it does not end well."""
     shutil.rmtree(home, ignore_errors=True)
-    where = [f"--run.folder={home}", f"--buffer.listen={_free_address()}", f"--buffer.http={_free_address()}"]
+    listen, http = free_addresses(2)
+    where = [f"--run.folder={home}", f"--buffer.listen={listen}", f"--buffer.http={http}"]
     arguments = [str(run_file), *flags, *where]
     started = time.monotonic()
     _forebay("run", arguments)
@@ -79,9 +81,3 @@ def _forebay(command: str, arguments: Sequence[str]) -> str:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1"}
-
-
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forebay.buffer.client import BlockingClient
+from forebay.fleet.replay import free_addresses
 from forebay.wire.v1 import common_pb2, control_pb2
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,7 @@ class Services:
 
     def __init__(self, folder: Path, run_file: Path, flags: Sequence[str]) -> None:
         self._folder = folder
-        self._address, http = (f"127.0.0.1:{_free_port()}" for _ in range(2))
+        self._address, http = free_addresses(2)
         places = (f"--run.folder={folder / 'run'}", f"--buffer.listen={self._address}", f"--buffer.http={http}")
         self._words = [str(run_file), *places, *flags]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -90,9 +91,3 @@ class Services:
 def produced(status: control_pb2.StatusResponse) -> int:
     """Groups that all samplers have delivered."""
     return sum(member.groups for member in status.members if member.member.role == common_pb2.ROLE_SAMPLER)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from examples.addition import Pair, answer, pairs, prompt
 
@@ -44,10 +44,15 @@ def make(folder: Path, seed: int) -> None:
 
     `folder` appears whole or not at all. Takes about a minute on two cores.
     """
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     tokenizer = character_tokenizer()
     model = new_model(len(tokenizer), seed)
     warm_up(model, tokenizer, seed)
+    save_whole(folder, model, tokenizer)
+
+
+def save_whole(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """`folder` appears whole or not at all; what was there is gone."""
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from examples.addition import Pair, answer, pairs, prompt
-from examples.tiny_model import EOS, GIVING_UP, character_tokenizer
+from examples.tiny_model import EOS, GIVING_UP, character_tokenizer, save_whole
 
 UPDATES, BATCH_PAIRS = 180, 160
 WARMUP_UPDATES = 30
@@ -40,14 +38,10 @@ def make(folder: Path, seed: int) -> None:
 
     `folder` appears whole or not at all. Takes about a minute on one core.
     """
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     tokenizer = character_tokenizer()
     model = new_model(len(tokenizer), seed)
     train(model, tokenizer, seed)
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    save_whole(folder, model, tokenizer)
 
 
 def new_model(vocabulary: int, seed: int) -> LlamaForSequenceClassification:

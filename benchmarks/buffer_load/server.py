@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.buffer_load.commands import ROOT
 from forebay.buffer.client import BlockingClient
 from forebay.config.toml_text import toml_text
+from forebay.fleet.replay import free_addresses
 from forebay.wire.v1 import control_pb2, experience_pb2
 
 START_TIMEOUT_S = 120.0
@@ -56,12 +57,12 @@ class Server:
 
     def __init__(self, folder: Path, sections: RunSections) -> None:
         """`sections` but for the run's folder and the buffer's addresses, which are made here."""
-        self.address = _free_address()
+        self.address, http = free_addresses(2)
         self.run_file = folder / "run.toml"
         self.journal = folder / "run" / "buffer" / "journal"
         self._log = folder / "server.log"
         folder.mkdir(parents=True, exist_ok=True)
-        self.run_file.write_text(_located(sections, folder / "run", self.address), encoding="utf-8")
+        self.run_file.write_text(_located(sections, folder / "run", self.address, http), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
@@ -148,12 +149,6 @@ def serving(folder: Path, sections: RunSections) -> Iterator[Server]:
         shutil.rmtree(folder)
 
 
-def _located(sections: RunSections, home: Path, address: str) -> str:
-    places = {"run": {"folder": str(home)}, "buffer": {"listen": address, "http": _free_address()}}
+def _located(sections: RunSections, home: Path, address: str, http: str) -> str:
+    places = {"run": {"folder": str(home)}, "buffer": {"listen": address, "http": http}}
     return toml_text({**sections, **{name: {**sections.get(name, {}), **keys} for name, keys in places.items()}})
-
-
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"

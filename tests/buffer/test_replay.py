@@ -26,7 +26,8 @@ from forebay.buffer.reservoir import open_reservoir
 from forebay.buffer.server import serving
 from forebay.buffer.verify import Verification
 from forebay.cli.main import main
-from forebay.cli.replay import _checkpoints, _compare, _prepare
+from forebay.cli.replay import _compare, _prepare
+from forebay.config.checkpoints import complete_steps
 from forebay.config.models import RunFile
 from forebay.config.steering import Steering
 from forebay.config.toml_text import toml_text
@@ -279,7 +280,7 @@ async def test_recorded_batches_train_to_the_same_weights(tmp_path: Path, first:
     run, again = run_file(tmp_path, tmp_path / "run"), run_file(tmp_path, tmp_path / "again")
     await record(run, 5)
     recording = read_recording(run.run.home)
-    steps = choose_steps(recording, Steps(first=first), _checkpoints(run.run.home))
+    steps = choose_steps(recording, Steps(first=first), complete_steps(run.run.home))
     assert steps == range(first, 6)
     _prepare(again, run.run.home, recording, steps)
     replayed = await train_again(again, steps)

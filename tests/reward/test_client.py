@@ -11,9 +11,10 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from forebay.backoff import pause_after
 from forebay.errors import UsageError
 from forebay.reward.calls import MAX_COMPLETIONS
-from forebay.reward.client import RewardModelClient, pause_after
+from forebay.reward.client import RewardModelClient
 from forebay.reward.errors import ScoreFailed
 from forebay.reward.server import serving
 from forebay.wire.v1 import reward_pb2, reward_pb2_grpc

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from forebay.backoff import pause_after
 from forebay.buffer.answers import Fenced, PlanOutdated, Refused, RunMismatch
 from forebay.buffer.calls import CLIENT_OPTIONS, ERROR_KEY
 
@@ -33,7 +34,6 @@ _ERRORS: dict[str, type[Refused] | type[RunMismatch]] = {
     "run-mismatch": RunMismatch,
     "chunk-gone": PlanOutdated,
 }
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Link:
@@ -79,8 +79,7 @@ class Link:
         if error.code() not in _AGAIN:
             raise _as_refusal(error) from error
         self._say_trouble(error)
-        longest_s = min(_FIRST_PAUSE_S * 2 ** min(tries, 10), _LONGEST_PAUSE_S)
-        await asyncio.sleep(longest_s * self._random.uniform(0.5, 1.0))
+        await asyncio.sleep(pause_after(tries, self._random))
 
     async def close(self) -> None:
         """Hang up."""

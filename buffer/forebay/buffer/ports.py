@@ -1,4 +1,4 @@
-"""Addresses the buffer may listen on, and who holds one that is taken."""
+"""Addresses that a service may listen on, and who holds one that is taken."""
 
 from __future__ import annotations
 
@@ -16,8 +16,30 @@ _LISTEN_STATE = "0A"
 def check_listen(run: RunFile) -> None:
     """Raise UsageError for an address that must not, or cannot, be listened on."""
     for key, address in (("listen", run.buffer.listen), ("http", run.buffer.http)):
-        _check_exposure(key, address, insecure=run.security.insecure)
-        _check_free(key, address)
+        check_address(f"buffer.{key}", address, insecure=run.security.insecure, such_as="127.0.0.1:7070")
+
+
+def check_address(key: str, address: str, *, insecure: bool, such_as: str) -> None:
+    """Raise UsageError, naming the key, for an address that must not, or cannot, be listened on."""
+    host, port = split(address)
+    if not insecure and not is_loopback(host):
+        raise UsageError(
+            f"{key}: got {address}, which others can reach without proof of who they are: expected a loopback address "
+            f"such as {such_as}, or [security] insecure = true on a network you trust"
+        )
+    try:
+        _bind(host, port)
+    except OSError as error:
+        raise UsageError(f"{key}: cannot listen on {address}: {_why(error, port)}") from error
+
+
+def is_here(address: str) -> bool:
+    """Whether the address is one of this machine's."""
+    try:
+        _bind(split(address)[0], 0)
+    except OSError:
+        return False
+    return True
 
 
 def split(address: str) -> tuple[str, int]:
@@ -50,15 +72,6 @@ def _target(link: Path) -> str:
         return ""
 
 
-def _check_exposure(key: str, address: str, *, insecure: bool) -> None:
-    host, _ = split(address)
-    if not insecure and not is_loopback(host):
-        raise UsageError(
-            f"buffer.{key}: got {address}, which others can reach without proof of who they are: expected a loopback "
-            "address such as 127.0.0.1:7070, or [security] insecure = true on a network you trust"
-        )
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach `host`."""
     try:
@@ -67,15 +80,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _check_free(key: str, address: str) -> None:
-    host, port = split(address)
-    try:
-        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where)
-    except OSError as error:
-        raise UsageError(f"buffer.{key}: cannot listen on {address}: {_why(error, port)}") from error
+def _bind(host: str, port: int) -> None:
+    family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
 
 
 def _why(error: OSError, port: int) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run, run_flags
 from forebay.cli.services import NEEDED, require
+from forebay.config.checkpoints import complete_steps, folder_of, name_of
 from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _train(recording: Recording, home: Path, arguments: argparse.Namespace, step
     from forebay.buffer.replay_journal import choose_steps
     from forebay.fleet.replay import train_again
 
-    chosen = choose_steps(recording, steps, _checkpoints(home))
+    chosen = choose_steps(recording, steps, complete_steps(home))
     run, words = _replay_run(arguments, arguments.into or home.with_name(f"{home.name}-replay"), recording)
     _prepare(run, home, recording, chosen)
     print(f"replaying steps {chosen[0]} to {chosen[-1]} of {home} in {run.run.home}")
@@ -120,18 +121,9 @@ def _prepare(run: RunFile, home: Path, recording: Recording, steps: range) -> No
     journal.mkdir(parents=True)
     write_journal(recording, steps, journal)
     if steps[0] > 1:
-        name = f"step_{steps[0] - 1:06d}"
-        shutil.copytree(_checkpoint_folder(home) / name, _checkpoint_folder(run.run.home) / name)
+        name = name_of(steps[0] - 1)
+        shutil.copytree(folder_of(home) / name, folder_of(run.run.home) / name)
     Steering.read(home).write(run.run.home)  # what was changed on the way is changed again
-
-
-def _checkpoints(home: Path) -> list[int]:
-    found = _checkpoint_folder(home).glob("step_*/trainer/state.json")
-    return [int(path.parents[1].name.removeprefix("step_")) for path in found]
-
-
-def _checkpoint_folder(home: Path) -> Path:
-    return home / "learner" / "checkpoints"
 
 
 def _compare(recorded: Recording, replayed: Recording, steps: range) -> int:

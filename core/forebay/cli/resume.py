@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.cli.arguments import Subparsers, add_buffer_address, add_command, buffer_address, load_run, run_name
 from forebay.cli.ask import ask, probe
+from forebay.config.checkpoints import complete_steps, folder_of, name_of
 from forebay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _steer(arguments: argparse.Namespace) -> None:
     Steering.read(home).changed(after, settings).write(home)
     for step in steps:
         if step > after:
-            print(f"checkpoint of step {step} set aside: {_set_aside(home / 'learner' / 'checkpoints', step)}")
+            print(f"checkpoint of step {step} set aside: {_set_aside(folder_of(home), step)}")
     told = ", ".join(f"{key} = {value}" for key, value in settings.items())
     print(f"the learner goes on from step {after}" + (f" with {told}" if told else ""))
 
@@ -102,12 +103,12 @@ def _checkpoints(run: RunFile) -> list[int]:
 
     Raises UsageError.
     """
-    folder = run.run.home / "learner" / "checkpoints"
+    folder = folder_of(run.run.home)
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; --from and --set work where the learner runs")
-    found = [int(path.parents[1].name.removeprefix("step_")) for path in folder.glob("step_*/trainer/state.json")]
+    found = complete_steps(run.run.home)
     saved = len(found) + len(list(folder.glob("aside_*")))
-    return sorted([*found, *([0] if saved < run.learner.keep_checkpoints else [])])
+    return [*([0] if saved < run.learner.keep_checkpoints else []), *found]
 
 
 def _chosen(text: str, steps: list[int], home: Path) -> int:
@@ -122,4 +123,4 @@ def _set_aside(checkpoints: Path, step: int) -> Path:
     """Out of the learner's sight, in place of what was set aside for this step before; where it is now."""
     aside = checkpoints / f"aside_{step:06d}"
     shutil.rmtree(aside, ignore_errors=True)
-    return (checkpoints / f"step_{step:06d}").rename(aside)
+    return (checkpoints / name_of(step)).rename(aside)

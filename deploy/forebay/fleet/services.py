@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forebay.buffer.ports import is_here
 from forebay.config.models import RunFile
 from forebay.fleet.process import Service
-from forebay.reward.listen import is_here
 
 
 def local_services(run: RunFile, arguments: Sequence[str]) -> list[Service]:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from forebay.config.checkpoints import name_of
 from forebay.errors import UsageError
 from forebay.learner.errors import LearnerError
 from forebay.learner.snapshot import host_tensors
@@ -88,7 +89,7 @@ class CheckpointStore:
         trainer: Iterable[tuple[str, torch.Tensor]],
     ) -> Path:
         """Write a checkpoint durably and delete the oldest beyond `keep`; `weights` is the published host copy."""
-        final = self._folder / f"step_{counters.step:06d}"
+        final = self._folder / name_of(counters.step)
         writing = self._folder / f".writing-{final.name}"
         shutil.rmtree(writing, ignore_errors=True)
         (writing / "trainer").mkdir(parents=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.learner.sample import Sample
+from forebay.learner.sample import Sample, by_sample
 from forebay.wire.version import Version
 
 Floats = NDArray[np.float64]
@@ -44,39 +44,43 @@ class Share:
 
 
 class Drift:
-    """Sums over the trained tokens of one minibatch; `fleets`: of each group."""
+    """The KL at the trained tokens of one minibatch; `fleets`: of each group. Who it comes from is found when asked."""
 
     def __init__(self, task: str, fleets: Mapping[int, str]) -> None:
         self._task, self._fleets = task, fleets
-        self._shares: dict[Source, dict[int, Share]] = {}
+        self._measured: list[tuple[Sequence[Sample], Floats]] = []
 
     def add(self, samples: Sequence[Sample], kl_t: Floats) -> None:
         """Take a micro-batch in: the KL at each trained token of its samples."""
-        parts = np.split(kl_t, np.cumsum([sample.targets for sample in samples])[:-1])
-        for sample, part_t in zip(samples, parts, strict=True):
-            self._add_sample(sample, part_t)
-
-    def _add_sample(self, sample: Sample, kl_t: Floats) -> None:
-        trajectory, span_t = sample.trajectory, sample.span_t
-        for index in np.unique(span_t):
-            source = (self._fleets[trajectory.group_id], trajectory.spans[index].version)
-            of_source_t = kl_t[span_t == index]
-            groups = self._shares.setdefault(source, {})
-            groups.setdefault(trajectory.group_id, Share()).add(float(of_source_t.sum()), len(of_source_t))
+        self._measured.append((samples, kl_t))
 
     @property
     def mean(self) -> float:
         """KL a token; 0 when there is none."""
-        whole = Share.sum(share for groups in self._shares.values() for share in groups.values())
-        return whole.kl / max(1, whole.tokens)
+        tokens = sum(len(kl_t) for _, kl_t in self._measured)
+        return sum(float(kl_t.sum()) for _, kl_t in self._measured) / max(1, tokens)
 
     def told(self, limit: float) -> str:
         """In words: the fleet, version, task and group that lift the mean above `limit` most."""
-        wholes = {source: Share.sum(groups.values()) for source, groups in self._shares.items()}
+        shares = self._shares()
+        wholes = {source: Share.sum(groups.values()) for source, groups in shares.items()}
         (fleet, version), share = max(wholes.items(), key=lambda item: item[1].beyond(limit))
-        groups = self._shares[fleet, version]
+        groups = shares[fleet, version]
         group = max(groups, key=lambda group: groups[group].beyond(limit))
         return (
             f"most of it comes from fleet {fleet}, version {version}, task {self._task} "
             f"({share.kl / share.tokens:.3g} over {share.tokens} tokens, group {group} before all)"
         )
+
+    def _shares(self) -> dict[Source, dict[int, Share]]:
+        """By source and group."""
+        shares: dict[Source, dict[int, Share]] = {}
+        for samples, measured_t in self._measured:
+            for sample, kl_t in by_sample(samples, measured_t):
+                trajectory, span_t = sample.trajectory, sample.span_t
+                for index in np.unique(span_t):
+                    source = (self._fleets[trajectory.group_id], trajectory.spans[index].version)
+                    of_source_t = kl_t[span_t == index]
+                    groups = shares.setdefault(source, {})
+                    groups.setdefault(trajectory.group_id, Share()).add(float(of_source_t.sum()), len(of_source_t))
+        return shares

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from forebay.buffer.client import Ended, Lease, Membership
+from forebay.config.checkpoints import folder_of
 from forebay.config.identity import run_json
 from forebay.config.models import RunFile
 from forebay.config.steering import Steering
@@ -44,7 +45,7 @@ def run_learner(run: RunFile, client: BufferPort, stop: Stop) -> int:
     errors of `forebay.learner.errors`, having left the buffer properly."""
     if run.learner.ranks > 1:
         raise UsageError(f"learner.ranks is {run.learner.ranks}: this learner runs on one rank so far")
-    checkpoints = CheckpointStore(run.run.home / "learner" / "checkpoints", run.learner.keep_checkpoints)
+    checkpoints = CheckpointStore(folder_of(run.run.home), run.learner.keep_checkpoints)
     learner = Learner(run, client, stop, checkpoints)
     try:
         return learner.live()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forebay.learner.sample import Sample
+from forebay.learner.sample import Sample, by_sample
 
 Floats = NDArray[np.float64]
 
@@ -87,10 +87,8 @@ class StepMeter:
         self.kl += float(kl_t.sum())
         self.ratio_minus_1 += float(np.abs(np.expm1(batch.current_t - batch.behaviour_t)).sum())
         self.entropy += float(batch.entropy_t.sum())
-        mismatch_t = batch.proximal_t - batch.behaviour_t
-        parts = np.split(mismatch_t, np.cumsum([sample.targets for sample in batch.samples])[:-1])
-        for sample, part_t in zip(batch.samples, parts, strict=True):
-            self._add_fresh(sample, part_t)
+        for sample, mismatch_t in by_sample(batch.samples, batch.proximal_t - batch.behaviour_t):
+            self._add_fresh(sample, mismatch_t)
 
     def _add_fresh(self, sample: Sample, mismatch_t: Floats) -> None:
         steps = np.asarray([span.version.step for span in sample.trajectory.spans], np.int64)

@@ -5,7 +5,9 @@ Shape suffixes: t trained tokens of the trajectory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from forebay.wire.trajectory import Trajectory
 
 Floats32 = NDArray[np.float32]
+F = TypeVar("F", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +46,12 @@ class Sample:
     def teaches(self) -> bool:
         """Whether its advantage is anything but 0."""
         return self.advantage_t is None or bool(self.advantage_t.any())
+
+
+def by_sample(samples: Sequence[Sample], values_t: NDArray[F]) -> Iterator[tuple[Sample, NDArray[F]]]:
+    """Each sample with its part of what a micro-batch has at every trained token."""
+    parts = np.split(values_t, np.cumsum([sample.targets for sample in samples])[:-1])
+    return zip(samples, parts, strict=True)
 
 
 def with_advantage(trajectory: Trajectory, advantage: float) -> Sample:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from forebay.backoff import pause_after
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
 from forebay.reward.calls import CLIENT_OPTIONS, HEALTH, MAX_COMPLETIONS, MAX_REQUEST_BYTES
@@ -24,7 +25,6 @@ A = TypeVar("A")
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 #: Answers after which the same call may yet succeed.
 _AGAIN = frozenset(
     {
@@ -199,11 +199,6 @@ class RewardModels:
         """Hang up."""
         for client in self._clients:
             await client.close()
-
-
-def pause_after(tries: int, dice: random.Random) -> float:
-    """Seconds before the next try: 0.1, twice as long after each, up to 5; cut by lot to no less than half."""
-    return min(_FIRST_PAUSE_S * 2.0 ** min(tries, 10), _LONGEST_PAUSE_S) * dice.uniform(0.5, 1.0)
 
 
 def _parts(

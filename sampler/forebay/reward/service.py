@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from forebay.buffer.ports import check_address
 from forebay.config.model_source import model_source
 from forebay.config.models import ModelSection, RunFile
 from forebay.config.reward_section import RewardModelSection
 from forebay.errors import EXIT_DONE, UsageError
-from forebay.reward.listen import check_address
 from forebay.reward.scorer import Scorer
 from forebay.reward.server import RewardServer
 
@@ -36,7 +36,8 @@ def serve(run: RunFile, name: str) -> int:
     section = run.reward.models[name]
     for key, address in (("address", section.address), ("http", section.http)):
         if address is not None:
-            check_address(f"reward.models.{name}.{key}", address, insecure=run.security.insecure)
+            here = f"reward.models.{name}.{key}"
+            check_address(here, address, insecure=run.security.insecure, such_as="127.0.0.1:7090")
     return asyncio.run(_serve(run, name, section))
 
 

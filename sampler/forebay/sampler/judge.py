@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 
 from forebay.config.models import RunFile
@@ -52,23 +52,17 @@ class Judge:
 
     async def judge(self, question: Question, replies: Sequence[str]) -> list[Judged]:
         """The reward of each reply, in order. Raises RewardFailed when one has none: then none is of use."""
-        started = time.monotonic()
-        if self._models is None or not self._reward.models:
-            rules = await self._rules(question, replies)
-            scores = [_weighed(rule, self._reward.rule_weight) for rule in rules]
-        else:
-            scores = await self._combined(question, replies, self._models)
-        seconds = time.monotonic() - started
-        return [Judged(score=score, seconds=seconds) for score in scores]
+        return await _timed(self._rewards(question, replies))
 
     async def examine(self, question: Question, replies: Sequence[str]) -> list[Judged]:
         """What each held-out reply scores, in order, as `reward.heldout` says. Raises RewardFailed, as `judge`."""
-        if self._reward.heldout == "reward":
-            return await self.judge(question, replies)
-        started = time.monotonic()
-        rules = await self._rules(question, replies)
-        seconds = time.monotonic() - started
-        return [Judged(score=rule, seconds=seconds) for rule in rules]
+        whole = self._reward.heldout == "reward"
+        return await _timed((self._rewards if whole else self._rules)(question, replies))
+
+    async def _rewards(self, question: Question, replies: Sequence[str]) -> list[Score]:
+        if self._models is not None and self._reward.models:
+            return await self._combined(question, replies, self._models)
+        return [_weighed(rule, self._reward.rule_weight) for rule in await self._rules(question, replies)]
 
     async def _combined(self, question: Question, replies: Sequence[str], models: RewardModels) -> list[Score]:
         """Rule and models are asked at once; whichever fails ends the other."""
@@ -122,6 +116,13 @@ def combine(reward: RewardSection, rule: Score | None, by_model: Mapping[str, fl
     if not math.isfinite(total):
         raise RewardFailed(f"the weighted rewards do not add up to a finite number: {parts}")
     return Score(reward=total, parts=parts)
+
+
+async def _timed(scoring: Awaitable[list[Score]]) -> list[Judged]:
+    started = time.monotonic()
+    scores = await scoring
+    seconds = time.monotonic() - started
+    return [Judged(score=score, seconds=seconds) for score in scores]
 
 
 def _weighed(rule: Score, weight: float) -> Score:
