@@ -26,7 +26,8 @@ def main(argv: Sequence[str]) -> None:
     case, dtype, steps = CASES[argv[0]], argv[1], int(argv[2])
     run, trajectories, clock = case.run(dtype), case.trajectories(), PhaseClock()
     trainer = Trainer(load_roles(run, load_model(run.model.path)), run, clock)
-    batch = Batch(trajectories=trajectories, fleets=dict.fromkeys((one.group_id for one in trajectories), "recorded"))
+    fleets = dict.fromkeys((one.group_id for one in trajectories), "recorded")
+    batch = Batch(trajectories=trajectories, fleets=fleets, group_ids=list(fleets))
     clock.take()
     seconds, phases = list[float](), dict[str, float]()
     for step in range(1, steps + 1):

@@ -76,7 +76,7 @@ class Lockstep:
             fleets = dict.fromkeys((one.group_id for one in batch), FLEET)
             rewards.append(sum(one.reward for one in batch) / len(batch))
             try:
-                kl = self._trainer.train(step, Batch(trajectories=batch, fleets=fleets))["kl"]
+                kl = self._trainer.train(step, Batch(trajectories=batch, fleets=fleets, group_ids=list(fleets)))["kl"]
             except LearnerError as error:
                 stopped = f"step {step}: {error}"
                 break

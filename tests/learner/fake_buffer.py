@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from forebay.buffer.client import EncodedWeights, Ended, Lease, Membership, Refused, Waiting
+from forebay.buffer.answers import WHOLE
+from forebay.buffer.client import EncodedWeights, Ended, Lease, Membership, Part, Refused, Waiting
 from forebay.errors import ForebayError
 from forebay.wire.experience import encode_frame
 from forebay.wire.trajectory import Trajectory
@@ -55,7 +56,10 @@ class FakeBuffer:
     ) -> control_pb2.HeartbeatResponse:
         return control_pb2.HeartbeatResponse()
 
-    def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
+    def speak_for(self, member: common_pb2.Member) -> None:
+        raise AssertionError("one rank speaks for itself")
+
+    def lease(self, step: int, wait_s: float, *, part: Part = WHOLE) -> Lease | Waiting | Ended:
         if self.ends_after is not None and step > self.ends_after:
             return Ended(cause="the prompts are used up")
         assert step == self.committed + 1, "a step is leased only after the one before is committed"

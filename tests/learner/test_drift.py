@@ -34,7 +34,7 @@ def test_the_source_that_lifts_the_mean_is_named_with_its_worst_group() -> None:
     drift = Drift("digits", FLEETS)
     kl = np.repeat([1.0, 2.0, 3.0, 30.0], 5)
     drift.add(one_version_each(), kl)
-    assert drift.mean == pytest.approx(9.0)
+    assert drift.mean() == pytest.approx(9.0)
     told = drift.told(8.0)
     assert "fleet far, version 1.3, task digits" in told
     assert "16.5 over 10 tokens" in told
@@ -59,4 +59,4 @@ def test_tokens_of_one_trajectory_belong_to_the_versions_that_wrote_them() -> No
 
 
 def test_without_tokens_there_is_no_drift() -> None:
-    assert Drift("digits", FLEETS).mean == 0
+    assert Drift("digits", FLEETS).mean() == 0

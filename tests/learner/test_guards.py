@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.buffer.client import Ended, Lease, Waiting
+from forebay.buffer.answers import WHOLE
+from forebay.buffer.client import Ended, Lease, Part, Waiting
 from forebay.config.models import RunFile
 from forebay.config.steering import Steering
 from forebay.learner.engine import Engine, Update
@@ -214,8 +215,8 @@ def test_a_weight_that_is_not_finite_is_neither_published_nor_saved(
 class TwoFleets(FakeBuffer):
     """Groups 0 and 1 are from fleet `near`, the others from fleet `far`."""
 
-    def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
-        lease = super().lease(step, wait_s)
+    def lease(self, step: int, wait_s: float, *, part: Part = WHOLE) -> Lease | Waiting | Ended:
+        lease = super().lease(step, wait_s, part=part)
         assert isinstance(lease, Lease)
         parts = {"near": [0, 1], "far": [2, 3]}
         frames = [

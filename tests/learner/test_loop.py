@@ -13,7 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from forebay.buffer.client import Ended, Lease, Waiting
+from forebay.buffer.answers import WHOLE
+from forebay.buffer.client import Ended, Lease, Part, Waiting
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
 from forebay.learner.errors import NonFiniteTraining
@@ -212,9 +213,9 @@ class SpoilingBuffer(FakeBuffer):
         super().__init__(batch_of)
         self._spoil, self._group_id = spoil, group_id
 
-    def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
+    def lease(self, step: int, wait_s: float, *, part: Part = WHOLE) -> Lease | Waiting | Ended:
         self._batch_of = batch_of if self.rejected else self._spoiled
-        return super().lease(step, wait_s)
+        return super().lease(step, wait_s, part=part)
 
     def _spoiled(self, step: int) -> list[Trajectory]:
         return [self._spoil(t) if t.group_id == self._group_id else t for t in batch_of(step)]
@@ -234,8 +235,8 @@ def test_a_group_with_a_reward_that_is_not_finite_is_rejected_and_the_run_goes_o
 
 def test_groups_of_a_frame_that_does_not_open_are_rejected(tmp_path: Path, model_folder: Path) -> None:
     class Damaging(FakeBuffer):
-        def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
-            lease = super().lease(step, wait_s)
+        def lease(self, step: int, wait_s: float, *, part: Part = WHOLE) -> Lease | Waiting | Ended:
+            lease = super().lease(step, wait_s, part=part)
             assert isinstance(lease, Lease)
             if not self.rejected:
                 lease.frames[0].payload = lease.frames[0].payload[:-1] + b"?"

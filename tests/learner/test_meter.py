@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forebay.learner.guards import DegenerateRewards
+from forebay.learner.guards import DegenerateRewards, flat_groups
 from forebay.learner.meter import Measured, StepMeter
 from forebay.learner.sample import Sample
 from forebay.wire.trajectory import VersionSpan
@@ -127,7 +127,7 @@ def test_rewards_that_tell_nothing_apart_raise_an_alarm_once_they_last(caplog: p
     degenerate = DegenerateRewards(patience=3)
 
     def note(step: int, *groups: Sequence[float]) -> dict[str, float]:
-        return degenerate.note(step, [sample.trajectory for sample in rewarded(*groups)])
+        return degenerate.note(step, flat_groups([sample.trajectory for sample in rewarded(*groups)]))
 
     with caplog.at_level(logging.WARNING):
         assert note(1, [1, 1], [0, 0]) == {"zero_variance_groups": 1, "degenerate_steps": 1}

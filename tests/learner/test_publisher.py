@@ -95,14 +95,14 @@ def test_a_resumed_learner_builds_on_the_stored_version_when_it_is_the_same() ->
     resumed = Publisher(buffer, SPECS, incarnation=2, anchor_every=100)
     state = HostState.allocate(SPECS)
     fill(4)(state)
-    resumed.adopt(state)
+    resumed.adopt(state, lambda room: room.copy_from(state))
     offered(resumed, 4)
     assert buffer.versions == ["1.4 anchor", "2.4"]
     assert buffer.published[-1].manifest.payload_bytes == 0
 
     other = Publisher(buffer, SPECS, incarnation=3, anchor_every=100)
     fill(3)(state)
-    other.adopt(state)
+    other.adopt(state, lambda room: room.copy_from(state))
     offered(other, 3)
     assert buffer.versions[-1] == "3.3 anchor"
 

@@ -43,7 +43,10 @@ def trainer_of(run: RunFile) -> tuple[Trainer, Roles]:
 
 def batch_of(trajectories: Sequence[Trajectory], fleets: Mapping[int, str] | None = None) -> Batch:
     """What `open_batch` would give; all from one fleet unless said otherwise."""
-    return Batch(trajectories=trajectories, fleets=fleets or {t.group_id: FLEET for t in trajectories})
+    fleets = fleets or {t.group_id: FLEET for t in trajectories}
+    return Batch(
+        trajectories=trajectories, fleets=fleets, group_ids=list(dict.fromkeys(t.group_id for t in trajectories))
+    )
 
 
 def packed(trajectories: Sequence[Trajectory]) -> list[MicroBatch]:

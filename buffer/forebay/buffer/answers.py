@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,13 +50,34 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Which groups of a batch are meant: every `parts`-th, from the one at `part` on. Ranks share out batches so."""
+
+    part: int = 0
+    parts: int = 1
+
+    def of(self, group_ids: Sequence[int]) -> Sequence[int]:
+        """Of a whole batch's groups, this part's."""
+        return group_ids[self.part :: self.parts]
+
+
+WHOLE = Part()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The batch of a step: its groups in training order, and the frames that hold them (and maybe others)."""
+    """The batch of a step: its groups in training order, and the frames that hold `part` of them (and maybe others)."""
 
     step: int
     attempt: int
     group_ids: tuple[int, ...]
     frames: tuple[experience_pb2.Frame, ...]
+    part: Part = WHOLE
+
+    @property
+    def own_ids(self) -> Sequence[int]:
+        """Groups of the part."""
+        return self.part.of(self.group_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

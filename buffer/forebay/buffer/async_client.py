@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import grpc.aio
 
-from forebay.buffer.answers import EncodedWeights, Ended, Fenced, Lease, Membership, Trained, Waiting
+from forebay.buffer.answers import WHOLE, EncodedWeights, Ended, Fenced, Lease, Membership, Part, Trained, Waiting
 from forebay.buffer.link import Link
 from forebay.buffer.outbox import Outbox
 from forebay.buffer.weight_fetch import ChunkFetcher
@@ -118,6 +118,10 @@ class BufferClient:
             checkpoint_step=answer.checkpoint_step,
         )
 
+    def speak_for(self, member: common_pb2.Member) -> None:
+        """Lease in the name of a member that another client joined as: a rank of its learner, say."""
+        self._member = member
+
     async def heartbeat(
         self, doing: str, since_s: float, version: Version | None, digest: bytes, gauges: Mapping[str, float]
     ) -> control_pb2.HeartbeatResponse:
@@ -184,14 +188,19 @@ class BufferClient:
         """Give permits back: `again` for groups that another sampler shall produce."""
         await self._ask(self._experience.Refund, experience_pb2.RefundRequest(member=self._member, refunds=refunds))
 
-    async def lease(self, step: int, wait_s: float, trained: Trained | None = None) -> Lease | Waiting | Ended:
+    async def lease(
+        self, step: int, wait_s: float, trained: Trained | None = None, part: Part = WHOLE
+    ) -> Lease | Waiting | Ended:
         """The batch of `step`, or, after `wait_s`, what it waits for; Ended when the prompts are used up.
 
         `trained` is the step before: it is committed first, in the same call, and is when this returns anything.
+        `part`: whose frames come; which groups the batch has is said of all.
         """
         commit = self._commit_request(trained) if trained is not None else None
-        request = experience_pb2.LeaseRequest(member=self._member, step=step, wait_s=wait_s, commit=commit)
-        return await self._link.call(lambda: self._read_lease(request))
+        request = experience_pb2.LeaseRequest(
+            member=self._member, step=step, wait_s=wait_s, commit=commit, part=part.part, parts=part.parts
+        )
+        return await self._link.call(lambda: self._read_lease(request, part))
 
     async def reject(self, lease: Lease, group_ids: Sequence[int], reason: str) -> None:
         """Groups of the leased batch that cannot be trained: they become dead letters; then lease the step again."""
@@ -329,18 +338,19 @@ class BufferClient:
             metrics_json=json.dumps(trained.metrics, separators=(",", ":")),
         )
 
-    async def _read_lease(self, request: experience_pb2.LeaseRequest) -> Lease | Waiting | Ended:
+    async def _read_lease(self, request: experience_pb2.LeaseRequest, part: Part) -> Lease | Waiting | Ended:
         batch, frames, cause = experience_pb2.Batch(), list[experience_pb2.Frame](), ""
-        async for part in self._experience.Lease(request):
-            if part.HasField("batch"):
-                batch = part.batch
-            frames.extend(part.frames)
-            if part.ended:
-                return Ended(cause=part.ended)
-            cause = part.waiting_for
+        async for piece in self._experience.Lease(request):
+            if piece.HasField("batch"):
+                batch = piece.batch
+            frames.extend(piece.frames)
+            if piece.ended:
+                return Ended(cause=piece.ended)
+            cause = piece.waiting_for
         if cause:
             return Waiting(cause=cause)
-        return Lease(step=batch.step, attempt=batch.attempt, group_ids=tuple(batch.group_ids), frames=tuple(frames))
+        group_ids = tuple(batch.group_ids)
+        return Lease(step=batch.step, attempt=batch.attempt, group_ids=group_ids, frames=tuple(frames), part=part)
 
 
 async def _publication(

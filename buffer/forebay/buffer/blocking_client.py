@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from forebay.buffer.answers import EncodedWeights, Ended, Lease, Membership, Trained, Waiting
+from forebay.buffer.answers import WHOLE, EncodedWeights, Ended, Lease, Membership, Part, Trained, Waiting
 from forebay.buffer.async_client import BufferClient
 from forebay.wire.trajectory import Trajectory
 from forebay.wire.v1 import common_pb2, control_pb2, experience_pb2, weights_pb2
@@ -90,9 +90,15 @@ class BlockingClient:
         """See BufferClient."""
         self._run(self._client.refund(refunds))
 
-    def lease(self, step: int, wait_s: float, trained: Trained | None = None) -> Lease | Waiting | Ended:
+    def speak_for(self, member: common_pb2.Member) -> None:
         """See BufferClient."""
-        return self._run(self._client.lease(step, wait_s, trained))
+        self._client.speak_for(member)
+
+    def lease(
+        self, step: int, wait_s: float, trained: Trained | None = None, part: Part = WHOLE
+    ) -> Lease | Waiting | Ended:
+        """See BufferClient."""
+        return self._run(self._client.lease(step, wait_s, trained, part))
 
     def reject(self, lease: Lease, group_ids: Sequence[int], reason: str) -> None:
         """See BufferClient."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from forebay.buffer import admission, batching, selectors
+from forebay.buffer.answers import WHOLE, Part
 from forebay.buffer.errors import CallRefused
 from forebay.buffer.ledger import Batch
 from forebay.buffer.records import Position
@@ -28,6 +29,8 @@ class Outlet:
         """The batch of the next step; None while it is not complete. Raises CallRefused."""
         self._reservoir.speaker(request.member, common_pb2.ROLE_LEARNER)
         state = self._reservoir.state
+        if request.parts and request.part >= request.parts:
+            raise CallRefused(f"part {request.part} of {request.parts} cannot be leased: parts count from 0")
         if request.step != state.committed + 1:
             raise CallRefused(
                 f"step {request.step} cannot be leased: step {state.committed} was committed last, so the next is "
@@ -90,13 +93,16 @@ class Outlet:
         self._reservoir.record(journal_pb2.Event(committed=committed))
         self._reservoir.changed()
 
-    def positions(self, batch: Batch) -> list[Position]:
-        """Where the frames of a batch lie.
+    def positions(self, batch: Batch, part: Part = WHOLE) -> list[Position]:
+        """Where the frames of a part of a batch lie.
 
         In order of arrival: of a group that was produced twice, the reader then meets the accepted copy first.
         """
         state = self._reservoir.state
-        return [state.frames[lsn].position for lsn in sorted({state.groups[group].lsn for group in batch.group_ids})]
+        return [
+            state.frames[lsn].position
+            for lsn in sorted({state.groups[group].lsn for group in part.of(batch.group_ids)})
+        ]
 
     def _check_attempt(self, request: experience_pb2.CommitRequest) -> None:
         batch = self._reservoir.state.batches.get(request.step)

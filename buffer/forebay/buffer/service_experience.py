@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from forebay.buffer.answers import Part
 from forebay.buffer.append_stream import AppendStream
 from forebay.buffer.calls import answering, streaming, wait_of
 from forebay.buffer.conservation import ledger_response
@@ -85,7 +86,7 @@ class ExperienceService(experience_pb2_grpc.ExperienceServicer):
         if batch is None:
             yield outlet.no_batch()
             return
-        positions = outlet.positions(batch)
+        positions = outlet.positions(batch, Part(part=request.part, parts=max(1, request.parts)))
         yield experience_pb2.LeaseResponse(
             batch=experience_pb2.Batch(
                 step=request.step, attempt=batch.attempt, group_ids=batch.group_ids, frames=len(positions)

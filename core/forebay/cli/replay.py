@@ -96,7 +96,7 @@ def _replay_run(arguments: argparse.Namespace, into: Path, recording: Recording)
     from forebay.config.identity import differences, run_json
     from forebay.config.load import load
     from forebay.config.sources import Flag
-    from forebay.fleet.replay import free_addresses
+    from forebay.loopback import free_addresses
 
     grpc, http = free_addresses(2)
     own = {"run.folder": str(into), "buffer.listen": grpc, "buffer.http": http}

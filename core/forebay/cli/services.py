@@ -7,11 +7,12 @@ import importlib
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run
+from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run, run_flags
 from forebay.cli.threads import settle_own_threads
 from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
@@ -40,7 +41,7 @@ def add(subparsers: Subparsers) -> None:
     learner = add_command(
         subparsers,
         "learner",
-        lambda arguments: serve("learner", arguments),
+        learner_command,
         summary="the DeepSpeed learner: leases batches, trains, publishes weights",
         example="forebay learner run.toml --learner.connect 10.0.0.5:7070",
     )
@@ -81,6 +82,32 @@ def buffer_command(arguments: argparse.Namespace) -> int:
     return relay(arguments) if arguments.upstream else serve("buffer", arguments)
 
 
+def learner_command(arguments: argparse.Namespace) -> int:
+    """Serve as one rank, or start all ranks that the run file wants here. Raises UsageError."""
+    started = "RANK" in os.environ  # by us, torchrun or another launcher
+    run = load_run(arguments)
+    if not started and run.learner.ranks > 1:
+        return _start_ranks(run, arguments)
+    if started and run.learner.ranks not in (1, count := int(os.environ["WORLD_SIZE"])):
+        raise UsageError(
+            f"learner.ranks is {run.learner.ranks}, but {count} were started; leave it out, or start as many"
+        )
+    return serve("learner", arguments)
+
+
+def _start_ranks(run: RunFile, arguments: argparse.Namespace) -> int:
+    from forebay.config.home import prepare_home
+    from forebay.config.model_source import model_source
+    from forebay.fleet.ranks import run_ranks
+
+    require("learner", NEEDED["learner"])
+    prepare_home(run)
+    model_source(run.model, run.run.seed)  # here, so that not every rank makes it
+    flags = [word for flag in run_flags(arguments) for word in flag.arguments]
+    words = ["learner", *map(str, arguments.run_files), *flags]
+    return run_ranks([sys.executable, "-m", "forebay.cli.main", *words], run.learner.ranks)
+
+
 def relay(arguments: argparse.Namespace) -> int:
     """Run a relay until it is told to stop; returns its exit code. Raises UsageError."""
     from forebay.config.home import prepare_home, store_resolved
@@ -108,17 +135,28 @@ def serve(role: str, arguments: argparse.Namespace) -> int:
 
     run = load_run(arguments)
     require(role, NEEDED.get(role, ()))
-    setup_logging(run.sampler.id or role if role == "sampler" else role, run.observe.log_level)
+    setup_logging(*_log_settings(role, run))
     prepare_home(run)
     if role == "buffer":
         store_resolved(run)
     else:
         model_source(run.model, run.run.seed)
     others = [_load_other(path) for path in arguments.also] if role == "buffer" else []
-    settle_own_threads({"sampler": run.sampler.cpu_threads, "learner": run.learner.cpu_threads}.get(role))
+    settle_own_threads(
+        {"sampler": run.sampler.cpu_threads, "learner": run.learner.cpu_threads}.get(role),
+        processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+    )
     # Last: importing a service may take many seconds, and mistakes should be told at once.
     entry: Callable[..., int] = importlib.import_module(f"forebay.{role}.service").serve
     return entry(run, *others)
+
+
+def _log_settings(role: str, run: RunFile) -> tuple[str, str]:
+    """The name before each line, and the level. What all ranks of a learner do, its lead tells alone."""
+    rank = os.environ.get("RANK", "0")
+    if role == "learner" and rank != "0":
+        return f"learner.{rank}", "warning"
+    return run.sampler.id or role if role == "sampler" else role, run.observe.log_level
 
 
 def _load_other(path: Path) -> RunFile:

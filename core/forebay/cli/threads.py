@@ -23,13 +23,14 @@ def settle_threads(environ: MutableMapping[str, str], threads: int, accelerators
     environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
-def settle_own_threads(wanted: int | None = None, *, alone: bool = False) -> None:
+def settle_own_threads(wanted: int | None = None, *, alone: bool = False, processes: int = 1) -> None:
     """The same for this process and its children, on this machine.
 
     Unless `wanted` says how many, half the cores: a sampler and a learner on one machine each have their half. When
     both take all, every parallel region waits for a thread that has no core (SmolLM2 on two busy cores: 10 tokens/s
     with two threads, 140 with one). `alone`: nothing else computes meanwhile.
+    `processes` that share what is left: the ranks of a learner.
     """
     accelerators = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("kfd")]
     cores = len(os.sched_getaffinity(0))
-    settle_threads(os.environ, wanted or (cores if alone else max(1, cores // 2)), len(accelerators))
+    settle_threads(os.environ, wanted or max(1, (cores if alone else cores // 2) // processes), len(accelerators))

@@ -66,7 +66,9 @@ class LearnerSection(Section):
     """The DeepSpeed learner."""
 
     connect: Address | None = Field(default=None, description="the buffer; default: [buffer] listen")
-    ranks: Positive = 1
+    ranks: Positive = Field(
+        default=1, description="processes that train together, started on this machine; torchrun may start them instead"
+    )
     cpu_threads: Positive | None = Field(
         default=None, description="computing threads where there is no accelerator; default: half the cores"
     )
@@ -167,7 +169,9 @@ class LearnerSection(Section):
     reduce_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="in which gradients are summed, over micro-batches and ranks"
     )
-    zero_stage: Literal[0, 1, 2] = 1
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        default=1, description="what ranks share out: 1 optimizer state, 2 and gradients, 3 and weights"
+    )
     gradient_checkpointing: bool = False
     tokens_per_microbatch: Positive = 8192
     checkpoint_every_steps: Positive = 10

@@ -27,6 +27,8 @@ LOCAL_KEYS = frozenset(
         "learner.connect",
         "learner.cpu_threads",
         "learner.ranks",
+        "learner.zero_stage",
+        "learner.gradient_checkpointing",
         "learner.tokens_per_microbatch",
         "learner.keep_checkpoints",
         "learner.deepspeed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -33,12 +32,3 @@ def train_again(run: RunFile, arguments: Sequence[str], last_step: int) -> int:
             last_step=last_step if last_step < run.learner.steps else None,
             conclude=lambda run, watcher, seconds: [],
         ).run()
-
-
-def free_addresses(count: int) -> list[str]:
-    """Loopback addresses that were free a moment ago: the recorded run's own buffer may still be there."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    return addresses

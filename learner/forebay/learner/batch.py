@@ -10,16 +10,18 @@ import numpy as np
 
 from forebay.buffer.client import Lease
 from forebay.learner.errors import BadExperience
+from forebay.learner.ranks import ALONE, Ranks
 from forebay.wire.experience import FrameError, decode_frame
 from forebay.wire.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The experience of one step."""
+    """The experience of one step: of several ranks, each has its own groups."""
 
     trajectories: Sequence[Trajectory]  #: in training order: groups as leased, members by number
     fleets: Mapping[int, str]  #: who produced each group
+    group_ids: Sequence[int]  #: of the whole batch, in training order
 
 
 def open_batch(lease: Lease) -> Batch:
@@ -39,17 +41,17 @@ def open_batch(lease: Lease) -> Batch:
                 fleets.setdefault(group_id, frame.header.fleet)
         except FrameError as error:
             damage.append(str(error))
-    missing = [group_id for group_id in lease.group_ids if group_id not in groups]
+    missing = [group_id for group_id in lease.own_ids if group_id not in groups]
     if missing:
         causes = "; ".join(damage) or "they came in no frame"
         raise BadExperience(f"step {lease.step}: the leased groups {missing} cannot be read: {causes}", missing)
-    _refuse_spoiled(lease.step, {group_id: groups[group_id] for group_id in lease.group_ids})
+    _refuse_spoiled(lease.step, {group_id: groups[group_id] for group_id in lease.own_ids})
     in_order = [
         trajectory
-        for group_id in lease.group_ids
+        for group_id in lease.own_ids
         for trajectory in sorted(groups[group_id], key=lambda member: member.member)
     ]
-    return Batch(trajectories=in_order, fleets=fleets)
+    return Batch(trajectories=in_order, fleets=fleets, group_ids=lease.group_ids)
 
 
 def _refuse_spoiled(step: int, groups: Mapping[int, Sequence[Trajectory]]) -> None:
@@ -75,15 +77,22 @@ def by_group(trajectories: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:
     return groups
 
 
-def batch_metrics(trajectories: Sequence[Trajectory], step: int) -> dict[str, float]:
-    """Rewards, sizes and staleness of a batch that is trained in `step`."""
-    rewards = np.asarray([trajectory.reward for trajectory in trajectories], np.float64)
-    staleness = [max(0, step - 1 - trajectory.oldest.step) for trajectory in trajectories if trajectory.spans]
+def batch_metrics(trajectories: Sequence[Trajectory], step: int, ranks: Ranks = ALONE) -> dict[str, float]:
+    """Rewards, sizes and staleness of a batch that is trained in `step`. A collective call."""
+    parts = ranks.gathered([_facts(trajectory, step) for trajectory in trajectories])
+    reward, staleness, generated, prompt = np.concatenate([np.reshape(part, (-1, 4)) for part in parts]).T
+    known = staleness[staleness >= 0]
     return {
-        "reward_mean": float(rewards.mean()),
-        "reward_std": float(rewards.std()),
-        "staleness_mean": float(np.mean(staleness)) if staleness else 0.0,
-        "staleness_max": max(staleness, default=0),
-        "generated_tokens": sum(int(np.count_nonzero(trajectory.loss_mask)) for trajectory in trajectories),
-        "prompt_tokens": sum(len(trajectory.prompt_tokens) for trajectory in trajectories),
+        "reward_mean": float(reward.mean()),
+        "reward_std": float(reward.std()),
+        "staleness_mean": float(known.mean()) if known.size else 0.0,
+        "staleness_max": int(known.max(initial=0)),
+        "generated_tokens": int(generated.sum()),
+        "prompt_tokens": int(prompt.sum()),
     }
+
+
+def _facts(trajectory: Trajectory, step: int) -> tuple[float, int, int, int]:
+    """Reward, staleness (-1: nobody knows), generated and prompt tokens."""
+    staleness = max(0, step - 1 - trajectory.oldest.step) if trajectory.spans else -1
+    return trajectory.reward, staleness, int(np.count_nonzero(trajectory.loss_mask)), len(trajectory.prompt_tokens)

@@ -60,17 +60,20 @@ class Saved:
 
 
 class CheckpointStore:
-    """The checkpoints of a run under one folder. Raises UsageError where it may not write."""
+    """The checkpoints of a run under one folder."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
+
+    def prepare(self) -> None:
+        """Before the first `save`: make the folder, remove what a killed writer left. Raises UsageError."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob(".writing-*"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for leftover in self._folder.glob(".writing-*"):
                 shutil.rmtree(leftover)
         except OSError as error:
-            raise UsageError(f"run.folder: cannot write to {folder}: {error.strerror}") from error
+            raise UsageError(f"run.folder: cannot write to {self._folder}: {error.strerror}") from error
 
     def newest(self) -> Saved | None:
         """The complete checkpoint of the highest step, if any."""

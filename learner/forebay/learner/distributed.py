@@ -6,11 +6,14 @@ import contextlib
 import io
 import logging
 import os
-import socket
+import warnings
 from collections.abc import Iterator
 from types import ModuleType
 
 import torch
+
+from forebay.learner.ranks import TIMEOUT
+from forebay.loopback import free_addresses
 
 #: The process that set up a group of its own, in its environment and its children's.
 _ALONE = "FOREBAY_ALONE_PID"
@@ -27,15 +30,16 @@ def start_deepspeed() -> ModuleType:
     if "RANK" not in os.environ or os.environ.get(_ALONE, me) != me:
         # What a lone learner has set is nothing to its children: they would all want its port.
         os.environ.update({_ALONE: me}, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+        host, port = free_addresses(1)[0].split(":")
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # about what DeepSpeed calls
     with silence(), _mute_children():
         import deepspeed
     with silence():
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-        if os.environ["WORLD_SIZE"] == "1":
-            # A group of one never uses the shared-memory collective; building it takes a compiler and half a minute.
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False)
+        # Building its shared-memory collective takes a compiler and a minute; gloo does without.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False, timeout=TIMEOUT)
     return deepspeed  # type: ignore[no-any-return]
 
 
@@ -57,9 +61,3 @@ def _mute_children() -> Iterator[None]:
         os.dup2(saved, 2)
         os.close(saved)
         os.close(nowhere)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

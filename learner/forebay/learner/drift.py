@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.learner.ranks import ALONE, Ranks
 from forebay.learner.sample import Sample, by_sample
 from forebay.wire.version import Version
 
@@ -46,23 +47,26 @@ class Share:
 class Drift:
     """The KL at the trained tokens of one minibatch; `fleets`: of each group. Who it comes from is found when asked."""
 
-    def __init__(self, task: str, fleets: Mapping[int, str]) -> None:
-        self._task, self._fleets = task, fleets
+    def __init__(self, task: str, fleets: Mapping[int, str], ranks: Ranks = ALONE) -> None:
+        self._task, self._fleets, self._ranks = task, fleets, ranks
         self._measured: list[tuple[Sequence[Sample], Floats]] = []
 
     def add(self, samples: Sequence[Sample], kl_t: Floats) -> None:
         """Take a micro-batch in: the KL at each trained token of its samples."""
         self._measured.append((samples, kl_t))
 
-    @property
     def mean(self) -> float:
-        """KL a token; 0 when there is none."""
+        """KL a token; 0 when there is none. A collective call."""
         tokens = sum(len(kl_t) for _, kl_t in self._measured)
-        return sum(float(kl_t.sum()) for _, kl_t in self._measured) / max(1, tokens)
+        kl = sum(float(kl_t.sum()) for _, kl_t in self._measured)
+        return self._ranks.total(kl) / max(1.0, self._ranks.total(tokens))
 
     def told(self, limit: float) -> str:
-        """In words: the fleet, version, task and group that lift the mean above `limit` most."""
-        shares = self._shares()
+        """In words: the fleet, version, task and group that lift the mean above `limit` most. A collective call."""
+        shares: dict[Source, dict[int, Share]] = {}
+        for of_rank in self._ranks.gathered(self._shares()):  # a group is on one rank
+            for source, groups in of_rank.items():
+                shares.setdefault(source, {}).update(groups)
         wholes = {source: Share.sum(groups.values()) for source, groups in shares.items()}
         (fleet, version), share = max(wholes.items(), key=lambda item: item[1].beyond(limit))
         groups = shares[fleet, version]

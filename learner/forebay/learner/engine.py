@@ -18,11 +18,11 @@ from forebay.errors import UsageError
 from forebay.learner import loss_scale
 from forebay.learner.distributed import silence, start_deepspeed
 from forebay.learner.loss_scale import LossScale
+from forebay.learner.optimizer_state import MOMENTS, OptimizerState, PartitionedState, SharedState, WholeState
 from forebay.learner.packing import MicroBatch
 
 #: Elements that DeepSpeed stages at once where it reduces and gathers; its own default of 5e8 takes 2 GB.
 BUCKET = 50_000_000
-MOMENTS = ("exp_avg", "exp_avg_sq")
 DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -46,6 +46,7 @@ class Engine(Generic[Scores]):
         deepspeed = start_deepspeed()
         if settings.compute_dtype == "float16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
             raise UsageError("learner.compute_dtype is float16, which this machine cannot train in; expected bfloat16")
+        self.parameters = sum(p.numel() for p in module.parameters())  #: how many numbers are trained
         masters = {name: p.detach().clone() for name, p in module.named_parameters()} if _is_narrow(settings) else {}
         self._optimizer = torch.optim.AdamW(
             module.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
@@ -56,10 +57,12 @@ class Engine(Generic[Scores]):
             )
         self.module = module
         self._sharded = not isinstance(self._engine.optimizer, torch.optim.Optimizer)
+        self._engine.enable_backward_allreduce = self._sharded  # without ZeRO `update` does it: it looks at the sum
+        self._state = self._optimizer_state(zero_stage(settings))
         self._loss_scale = LossScale(self._engine.optimizer.loss_scaler) if _is_fp16(settings) else None
         self._loss_is_finite = torch.ones((), dtype=torch.bool, device=self.device)
         for name, master in masters.items():
-            self._set_master(self._parameter(name), master)
+            self._state.set_master(self.module.get_parameter(name), master)
 
     @property
     def device(self) -> torch.device:
@@ -87,12 +90,21 @@ class Engine(Generic[Scores]):
             group["lr"] = lr
         if self._sharded:
             return self._sharded_update()
+        if self._engine.world_size > 1:
+            self._engine.buffered_allreduce_fallback(elements_per_buffer=BUCKET)
         norm = float(torch.nn.utils.get_total_norm(p.grad for p in self.module.parameters() if p.grad is not None))
         if not math.isfinite(norm):
             self._engine.zero_grad()
             return Update(grad_norm=math.inf, applied=False)
         self._engine.step()
         return Update(grad_norm=norm, applied=True)
+
+    def _optimizer_state(self, stage: int) -> OptimizerState:
+        if not self._sharded:
+            return WholeState(self._optimizer)
+        if stage < 3:
+            return SharedState(self._optimizer, self._engine.optimizer)
+        return PartitionedState(self._optimizer, self._engine.optimizer, self._engine.global_rank)
 
     def _sharded_update(self) -> Update:
         scale_can_fall = self._loss_scale is not None and self._loss_scale.can_fall
@@ -104,9 +116,10 @@ class Engine(Generic[Scores]):
         return Update(grad_norm=norm, applied=applied, rescaled=rescaled)
 
     def spoiled(self) -> list[str]:
-        """Names of the weights with a number that is not finite."""
+        """Names of the weights with a number that is not finite, in what this rank holds of them."""
         named = dict(self.module.named_parameters())
-        fine = torch.stack([parameter.isfinite().all() for parameter in named.values()]).tolist()
+        held = [getattr(parameter, "ds_tensor", parameter) for parameter in named.values()]
+        fine = torch.stack([part.isfinite().all() for part in held]).tolist()
         return [name for name, is_fine in zip(named, fine, strict=True) if not is_fine]
 
     def optimizer_updates(self) -> int:
@@ -123,9 +136,9 @@ class Engine(Generic[Scores]):
         if self._loss_scale is not None:
             yield loss_scale.NAME, self._loss_scale.state()
         for name, parameter in self.module.named_parameters():
-            yield f"master/{name}", self._master(parameter)
+            yield f"master/{name}", self._state.master(parameter)
             for key in MOMENTS if started else ():
-                yield f"{key}/{name}", self._moment(parameter, key)
+                yield f"{key}/{name}", self._state.moment(parameter, key)
 
     def restore(self, state: Mapping[str, torch.Tensor], updates: int, prefix: str = "") -> None:
         """Take over what `state` gave under names that begin with `prefix`, and the count of updates.
@@ -133,54 +146,13 @@ class Engine(Generic[Scores]):
         Raises KeyError, naming it, when a tensor is missing.
         """
         if updates:
-            self._make_moments(updates)
+            self._state.make_moments(updates)
         if self._loss_scale is not None:
             self._loss_scale.restore(state[f"{prefix}{loss_scale.NAME}"])
         for name, parameter in self.module.named_parameters():
-            self._set_master(parameter, state[f"{prefix}master/{name}"])
+            self._state.set_master(parameter, state[f"{prefix}master/{name}"])
             for key in MOMENTS if updates else ():
-                self._set_moment(parameter, key, state[f"{prefix}{key}/{name}"])
-
-    def _make_moments(self, updates: int) -> None:
-        for group in self._optimizer.param_groups:
-            for flat in group["params"]:
-                zeros = {key: torch.zeros_like(flat) for key in MOMENTS}
-                self._optimizer.state[flat] = {"step": torch.tensor(float(updates), device=flat.device), **zeros}
-        if self._sharded:
-            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
-
-    def _master(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        if not self._sharded:
-            return parameter.detach()
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        return safe_get_full_fp32_param(parameter)  # type: ignore[no-any-return]
-
-    def _moment(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor:
-        if not self._sharded:
-            return self._optimizer.state[parameter][key]  # type: ignore[no-any-return]
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        return safe_get_full_optimizer_state(parameter, key)  # type: ignore[no-any-return]
-
-    def _set_master(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
-        with torch.no_grad():
-            parameter.copy_(value)
-        if self._sharded:
-            from deepspeed.utils import safe_set_full_fp32_param
-
-            safe_set_full_fp32_param(parameter, value)
-
-    def _set_moment(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
-        if not self._sharded:
-            self._optimizer.state[parameter][key].copy_(value)
-            return
-        from deepspeed.utils import safe_set_full_optimizer_state
-
-        safe_set_full_optimizer_state(parameter, value, key)
-
-    def _parameter(self, name: str) -> torch.nn.Parameter:
-        return self.module.get_parameter(name)
+                self._state.set_moment(parameter, key, state[f"{prefix}{key}/{name}"])
 
 
 def deepspeed_settings(settings: LearnerSection) -> dict[str, Any]:

@@ -55,10 +55,10 @@ class Refusals:
 
 def guard_kl(step: int, drift: Drift, limit: float) -> None:
     """Raises KlExceeded. A KL that is no number is no drift: the update itself is refused then."""
-    if drift.mean > limit:
+    mean = drift.mean()
+    if mean > limit:
         raise KlExceeded(
-            f"step {step}: KL to the behaviour policy is {drift.mean:.3g}, learner.max_kl is {limit:g}; "
-            f"{drift.told(limit)}"
+            f"step {step}: KL to the behaviour policy is {mean:.3g}, learner.max_kl is {limit:g}; {drift.told(limit)}"
         )
 
 
@@ -73,16 +73,23 @@ def guard_weights(step: int, role: str, spoiled: Sequence[str]) -> None:
 
 def guard_answers(step: int, drift: Drift, limit: float) -> None:
     """Listen to new weights before anyone else does. Raises KlExceeded, or NonFiniteTraining when they answer NaN."""
-    if not math.isfinite(drift.mean):
+    mean = drift.mean()
+    if not math.isfinite(mean):
         raise NonFiniteTraining(
             f"step {step}: the updated weights give log-probabilities that are not finite; they are not published. "
             f"{FROM_CHECKPOINT}"
         )
-    if drift.mean > limit:
+    if mean > limit:
         raise KlExceeded(
-            f"step {step}: after its updates the KL to the behaviour policy is {drift.mean:.3g}, learner.max_kl is "
+            f"step {step}: after its updates the KL to the behaviour policy is {mean:.3g}, learner.max_kl is "
             f"{limit:g}; the updated weights are not published; {drift.told(limit)}"
         )
+
+
+def flat_groups(trajectories: Sequence[Trajectory]) -> list[bool]:
+    """Of each group, whether its rewards are all the same."""
+    groups = by_group(trajectories).values()
+    return [float(np.std([member.reward for member in group])) < ZERO_SPREAD for group in groups]
 
 
 class DegenerateRewards:
@@ -92,10 +99,8 @@ class DegenerateRewards:
         self._patience = patience
         self._in_a_row = 0
 
-    def note(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Share of groups without spread, and for how many steps it has been all of them."""
-        groups = by_group(trajectories).values()
-        flat = [float(np.std([member.reward for member in group])) < ZERO_SPREAD for group in groups]
+    def note(self, step: int, flat: Sequence[bool]) -> dict[str, float]:
+        """`flat`: of each group, whether it told nothing apart. Their share, and for how many steps it has been all."""
         self._in_a_row = self._in_a_row + 1 if all(flat) else 0
         if self._in_a_row and self._in_a_row % self._patience == 0:
             log.warning(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,17 @@ from forebay.config.checkpoints import folder_of
 from forebay.config.identity import run_json
 from forebay.config.models import RunFile
 from forebay.config.steering import Steering
-from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from forebay.errors import EXIT_DONE, EXIT_FAILED
 from forebay.learner.batch import Batch, batch_metrics, open_batch
 from forebay.learner.checkpoint import TORCH_RANDOM, CheckpointStore, Counters, Saved
+from forebay.learner.distributed import start_deepspeed
 from forebay.learner.errors import BadExperience, KlExceeded, LearnerError
 from forebay.learner.heart import Heart
-from forebay.learner.port import BufferPort
+from forebay.learner.port import BufferPort, PartedPort
 from forebay.learner.pretrained import load_model, load_tokenizer
 from forebay.learner.publisher import Publisher
+from forebay.learner.ranked_port import RankedPort
+from forebay.learner.ranks import Ranks
 from forebay.learner.roles import load_roles
 from forebay.learner.snapshot import copy_to_host, host_specs
 from forebay.learner.stop import Stop
@@ -40,17 +45,20 @@ LEAVE_S = 10.0
 log = logging.getLogger(__name__)
 
 
-def run_learner(run: RunFile, client: BufferPort, stop: Stop) -> int:
+def run_learner(run: RunFile, client: PartedPort, stop: Stop) -> int:
     """Train until the last step, a request to stop, or a failure; returns the exit code. Raises UsageError and the
     errors of `forebay.learner.errors`, having left the buffer properly."""
-    if run.learner.ranks > 1:
-        raise UsageError(f"learner.ranks is {run.learner.ranks}: this learner runs on one rank so far")
+    start_deepspeed()
+    ranks = Ranks.of_process_group()
     checkpoints = CheckpointStore(folder_of(run.run.home), run.learner.keep_checkpoints)
-    learner = Learner(run, client, stop, checkpoints)
+    if ranks.is_lead:
+        checkpoints.prepare()
+    port = RankedPort(client, ranks)
+    learner = Learner(run, port, stop, checkpoints, ranks)
     try:
         return learner.live()
     except KlExceeded as error:
-        client.pause(f"{error}; `forebay resume` goes on from the last good version, --from and --set differently")
+        port.pause(f"{error}; `forebay resume` goes on from the last good version, --from and --set differently")
         log.error("paused: %s", error)
         return EXIT_FAILED
     finally:
@@ -66,31 +74,35 @@ class Progress:
 
 
 class Learner:
-    """One incarnation of the learner."""
+    """One incarnation of the learner, or one rank of it: all ranks go through the same steps side by side, and the
+    lead alone is asked to stop, saves, and speaks with the buffer."""
 
-    def __init__(self, run: RunFile, client: BufferPort, stop: Stop, checkpoints: CheckpointStore) -> None:
-        self._run, self._client, self._stop, self._checkpoints = run, client, stop, checkpoints
+    def __init__(
+        self, run: RunFile, client: BufferPort, stop: Stop, checkpoints: CheckpointStore, ranks: Ranks
+    ) -> None:
+        self._run, self._client, self._stop, self._checkpoints, self._ranks = run, client, stop, checkpoints, ranks
         self._clock = PhaseClock()
         self._ended = ""  #: why the data ended, once it has
         torch.manual_seed(run.run.seed)
-        saved = checkpoints.newest()
+        saved = ranks.agreed(checkpoints.newest())
         self._model: PreTrainedModel = load_model(str(saved.folder) if saved else run.model.path)
         self._tokenizer = load_tokenizer(run.model)
         if run.learner.gradient_checkpointing:
             self._model.gradient_checkpointing_enable()
-        self._steering, self._steered = Steering.read(run.run.home), run
-        self._roles = load_roles(self._steering.widest(run), self._model)
+        specs = host_specs(self._model, getattr(torch, run.publish.dtype))
+        self._host = HostState.allocate(specs if ranks.is_lead else [])
+        self._steering, self._steered = ranks.agreed(Steering.read(run.run.home)), run
+        self._roles = load_roles(self._steering.widest(run), self._model, ranks)
         self._trainer = Trainer(self._roles, run, self._clock)
         self._progress = self._restored(saved)
         self._membership = self._joined()
-        specs = host_specs(self._model, getattr(torch, run.publish.dtype))
-        self._host = HostState.allocate(specs)
         self._publisher = Publisher(
             client,
             specs,
             self._membership.member.incarnation,
             anchor_every=run.publish.anchor_every,
             classes=run.publish.codec == "classes",
+            ranks=ranks,
         )
         self._heart = Heart(client, stop, self._publisher, self._membership.heartbeat_s)
 
@@ -146,28 +158,41 @@ class Learner:
         """Publish the weights that training starts from, and wait until the buffer has them."""
         self._heart.doing(f"publishing step {self._progress.step}")
         copy_to_host(self._model, self._host)
-        self._publisher.adopt(self._host)
+        self._publisher.adopt(self._host, self._fill)
         self._offer(self._progress.step)
-        while not self._publisher.wait_stored(timeout_s=LEASE_WAIT_S) and not self._stop.asked:
+        while not self._ranks.agreed(self._publisher.wait_stored(timeout_s=LEASE_WAIT_S) or self._stop.asked):
             pass
         self._clock.take()
 
     def _batch(self, step: int) -> tuple[Lease, Batch] | None:
         """The batch of `step`, without groups that cannot be read; None when it will not come, or on a stop."""
         while (lease := self._lease(step)) is not None:
-            try:
-                with self._clock.phase("decode"):
-                    return lease, open_batch(lease)
-            except BadExperience as error:
-                log.error("%s", error)
-                self._client.reject(lease, error.group_ids, str(error))
+            batch = self._opened(lease)
+            if batch is not None:
+                return lease, batch
+        return None
+
+    def _opened(self, lease: Lease) -> Batch | None:
+        """None when a rank cannot read its part; what it cannot read has been rejected then."""
+        batch, damage = None, None
+        try:
+            with self._clock.phase("decode"):
+                batch = open_batch(lease)
+        except BadExperience as error:
+            damage = error.group_ids, str(error)
+        found = [of_rank for of_rank in self._ranks.gathered(damage) if of_rank is not None]
+        if not found:
+            return batch
+        problem = "; ".join(told for _, told in found)
+        log.error("%s", problem)
+        self._client.reject(lease, [group_id for group_ids, _ in found for group_id in group_ids], problem)
         return None
 
     def _lease(self, step: int) -> Lease | None:
         """What the buffer leases for `step`; None when asked to stop first, or when the data has ended."""
         self._heart.doing(f"waiting: batch of step {step}")
         with self._clock.phase("wait_buffer"):
-            while not self._stop.asked:
+            while not self._ranks.agreed(self._stop.asked):
                 answer = self._client.lease(step, LEASE_WAIT_S)
                 if isinstance(answer, Lease):
                     return answer
@@ -186,7 +211,7 @@ class Learner:
         """Train as somebody wanted who resumed the run. Raises LearnerError when that was after this process began."""
         newest = self._checkpoints.newest()
         gone_back = (newest.counters.step if newest else 0) < self._progress.checkpoint_step
-        if gone_back or Steering.read(self._run.run.home) != self._steering:
+        if self._ranks.agreed(gone_back or Steering.read(self._run.run.home) != self._steering):
             raise LearnerError(
                 "the run was resumed from an earlier checkpoint or with other settings; start the learner again"
             )
@@ -201,11 +226,14 @@ class Learner:
 
     def _offer(self, step: int) -> None:
         with self._clock.phase("publish_copy"):
-            self._publisher.offer(step, lambda state: copy_to_host(self._model, state))
+            self._publisher.offer(step, self._fill)
+
+    def _fill(self, state: HostState) -> None:
+        copy_to_host(self._model, state)
 
     def _checkpoint_if_due(self, step: int) -> None:
         due = step % self._run.learner.checkpoint_every_steps == 0
-        if due or self._is_last(step) or self._stop.asked:
+        if self._ranks.agreed(due or self._is_last(step) or self._stop.asked):
             self._checkpoint(step)
 
     def _checkpoint(self, step: int) -> None:
@@ -216,8 +244,11 @@ class Learner:
             counters = Counters(
                 step=step, updates=updates, skipped=self._trainer.skipped, critic_updates=critic_updates
             )
-            trainer = [*self._roles.state(), (TORCH_RANDOM, torch.get_rng_state())]
-            self._checkpoints.save(counters, self._host, self._model, self._tokenizer, trainer)
+            trainer = chain(self._roles.state(), [(TORCH_RANDOM, torch.get_rng_state())])
+            if self._ranks.is_lead:
+                self._checkpoints.save(counters, self._host, self._model, self._tokenizer, trainer)
+            else:
+                deque(trainer, maxlen=0)
         self._progress = Progress(step=self._progress.step, checkpoint_step=step)
 
     def _commit(self, lease: Lease, batch: Batch, metrics: Mapping[str, float]) -> None:
@@ -229,13 +260,14 @@ class Learner:
         told = self._told(step, batch, metrics)
         self._client.commit(step, self._progress.checkpoint_step, told, lease.attempt)
         self._progress = Progress(step=step, checkpoint_step=self._progress.checkpoint_step)
-        _append_line(self._run.run.home / "learner" / "metrics.jsonl", {"step": step, **told})
+        if self._ranks.is_lead:
+            _append_line(self._run.run.home / "learner" / "metrics.jsonl", {"step": step, **told})
         shown = (told[key] for key in ("reward_mean", "kl", "tokens_per_s"))
         log.info("step %d: reward %.3f, kl %.2g, %.0f tokens/s", step, *shown)
 
     def _told(self, step: int, batch: Batch, metrics: Mapping[str, float]) -> dict[str, Any]:
         seconds = self._clock.take()
-        found = batch_metrics(batch.trajectories, step)
+        found = batch_metrics(batch.trajectories, step, self._ranks)
         stored = self._publisher.last
         tokens_per_s = (found["generated_tokens"] + found["prompt_tokens"]) / max(sum(seconds.values()), 1e-9)
         self._heart.gauges = {"tokens_per_s": tokens_per_s}
@@ -256,12 +288,13 @@ class Learner:
             if step % self._run.publish.every_steps:
                 self._offer(step)
             self._publisher.wait_stored()
-        if step > self._progress.checkpoint_step and not self._stop.failed:
+        failed = self._ranks.agreed(self._stop.failed)
+        if step > self._progress.checkpoint_step and not failed:
             self._checkpoint(step)
             self._client.commit(step, step, {})
         if self._stop.asked:
             log.info("stopping after step %d: %s", step, self._stop.reason)
-        return EXIT_FAILED if self._stop.failed else EXIT_DONE
+        return EXIT_FAILED if failed else EXIT_DONE
 
     def _is_last(self, step: int) -> bool:
         return step == self._run.learner.steps

@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from forebay.learner.sample import Sample, by_sample
 
 Floats = NDArray[np.float64]
+SUMS = (
+    "tokens", "seen", "clipped", "capped", "policy_kl", "kl", "ratio_minus_1", "entropy", "loss", "value_loss",
+)  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +34,12 @@ class Fresh:
     tokens: int = 0
     absolute: float = 0.0
     kl: float = 0.0
+
+    def add(self, other: Fresh) -> None:
+        """Take more in."""
+        self.tokens += other.tokens
+        self.absolute += other.absolute
+        self.kl += other.kl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +79,17 @@ class StepMeter:
     critic_grad_norms: list[float] = field(default_factory=list)
     fresh: dict[int, Fresh] = field(default_factory=dict)
 
+    @classmethod
+    def sum(cls, meters: Sequence[StepMeter]) -> StepMeter:
+        """Of all ranks together; norms are everybody's already."""
+        whole = cls(grad_norms=meters[0].grad_norms, critic_grad_norms=meters[0].critic_grad_norms)
+        for meter in meters:
+            for name in SUMS:
+                setattr(whole, name, getattr(whole, name) + getattr(meter, name))
+            for step, fresh in meter.fresh.items():
+                whole.fresh.setdefault(step, Fresh()).add(fresh)
+        return whole
+
     def add(self, batch: Measured, *, first: bool) -> Floats:
         """Take a micro-batch in, `first`: of the first epoch; returns its KL [t]."""
         self.seen += len(batch.current_t)
@@ -95,10 +115,8 @@ class StepMeter:
         step_t = steps[sample.span_t]
         for step in np.unique(step_t):
             of_step_t = mismatch_t[step_t == step]
-            fresh = self.fresh.setdefault(int(step), Fresh())
-            fresh.tokens += len(of_step_t)
-            fresh.absolute += float(np.abs(of_step_t).sum())
-            fresh.kl += float(_k3(of_step_t).sum())
+            absolute, kl = float(np.abs(of_step_t).sum()), float(_k3(of_step_t).sum())
+            self.fresh.setdefault(int(step), Fresh()).add(Fresh(tokens=len(of_step_t), absolute=absolute, kl=kl))
 
     def metrics(self, step: int) -> dict[str, float]:
         """Means over tokens, and the mismatch of the freshest ones."""

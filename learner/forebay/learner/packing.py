@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 from forebay.learner.sample import Floats32, Sample
 from forebay.learner.tokens import Sequences
+from forebay.wire.trajectory import Trajectory, VersionSpan
+from forebay.wire.version import Version
 
 Ints = NDArray[np.int64]
 #: Sequences share a padded attention tile while the shortest is at least this part of the longest.
@@ -121,6 +124,24 @@ def pack(samples: Sequence[Sample], tokens_per_microbatch: int) -> list[MicroBat
         for piece in _split(group, tokens_per_microbatch)
     ]
     return [_microbatch(bin_) for bin_ in _balance(pieces, tokens_per_microbatch)]
+
+
+def idle() -> MicroBatch:
+    """A micro-batch without a target: its gradient is 0. For a rank that has nothing left where others go on."""
+    trajectory = Trajectory(
+        group_id=0,
+        member=0,
+        prompt_tokens=np.zeros(1, np.int32),
+        tokens=np.zeros(2, np.int32),
+        logprobs=np.zeros(2, np.float32),
+        loss_mask=np.zeros(2, np.bool_),
+        temperature=1.0,
+        top_p=1.0,
+        reward=0.0,
+        spans=(VersionSpan(start=0, version=Version(0, 0)),),
+    )
+    nothing: dict[str, Any] = dict.fromkeys(COLUMNS, np.zeros(0, np.float32))
+    return _microbatch([[Sample(trajectory=trajectory, **nothing)]])
 
 
 def packed_tokens(group: Sequence[Sample]) -> int:

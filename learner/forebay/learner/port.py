@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from forebay.buffer.client import EncodedWeights, Ended, Lease, Membership, Waiting
-from forebay.wire.v1 import control_pb2, weights_pb2
+from forebay.buffer.client import EncodedWeights, Ended, Lease, Membership, Part, Waiting
+from forebay.wire.v1 import common_pb2, control_pb2, weights_pb2
 from forebay.wire.version import Version
 
 
@@ -27,3 +27,10 @@ class BufferPort(Protocol):
     def plan(self, held: Version | None, held_digest: bytes) -> weights_pb2.PlanResponse: ...
     def pause(self, reason: str) -> None: ...
     def leave(self, reason: str) -> None: ...
+
+
+class PartedPort(BufferPort, Protocol):
+    """The same where ranks lease parts of a batch, in the name of the one of them that joined."""
+
+    def speak_for(self, member: common_pb2.Member) -> None: ...
+    def lease(self, step: int, wait_s: float, *, part: Part = ...) -> Lease | Waiting | Ended: ...

@@ -20,7 +20,7 @@ from forebay.learner.advantages.table import estimator
 from forebay.learner.batch import by_group
 from forebay.learner.corrections.group_expectation import expected_logprob
 from forebay.learner.kl import ESTIMATES
-from forebay.learner.packing import MicroBatch, pack
+from forebay.learner.packing import MicroBatch, idle, pack
 from forebay.learner.roles import Roles
 from forebay.learner.sample import Floats32, Sample
 from forebay.obs.phases import PhaseClock
@@ -30,12 +30,12 @@ Groups = list[list[Sample]]
 
 
 class Preparation:
-    """Scores a batch with the models as the step begins and estimates its advantages."""
+    """Scores a batch with the models as the step begins and estimates its advantages. All calls are collective."""
 
     def __init__(self, roles: Roles, run: RunFile, clock: PhaseClock) -> None:
         self._roles, self._settings, self._clock = roles, run.learner, clock
-        self._shaping = RewardShaping.of(run)
-        self._estimate = estimator(run.learner)
+        self._shaping = RewardShaping.of(run, roles.ranks)
+        self._estimate = estimator(run.learner, roles.ranks)
         self._kl_in_reward = run.learner.kl_coef > 0 and run.learner.kl_in == "reward"
         #: Without entropy bonus, KL in the loss and critic, a zero advantage has no gradient.
         self.needs_all = bool(
@@ -55,9 +55,10 @@ class Preparation:
         return [sample for sample in samples if self.needs_all or sample.teaches]
 
     def packed(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        """Micro-batches of the useful ones, where the weights are."""
-        device = self._roles.actor.device
-        return [batch.to(device) for batch in pack(self.useful(samples), self._settings.tokens_per_microbatch)]
+        """Micro-batches of the useful ones, where the weights are; as many on each rank. A collective call."""
+        batches = pack(self.useful(samples), self._settings.tokens_per_microbatch)
+        batches += [idle()] * (max(self._roles.ranks.gathered(len(batches))) - len(batches))
+        return [batch.to(self._roles.actor.device) for batch in batches]
 
     def _scored(self, groups: Groups, *, proximal: bool) -> Groups:
         columns: dict[str, Callable[[MicroBatch], torch.Tensor]] = {}

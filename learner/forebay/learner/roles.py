@@ -13,6 +13,7 @@ from forebay.learner.checkpoint import Counters
 from forebay.learner.critic import load_critic
 from forebay.learner.engine import Engine
 from forebay.learner.policy import Policy
+from forebay.learner.ranks import ALONE, Ranks
 from forebay.learner.reference_model import ReferenceModel
 
 CRITIC = "critic/"
@@ -25,6 +26,7 @@ class Roles:
     actor: Engine[tuple[torch.Tensor, torch.Tensor]]
     critic: Engine[torch.Tensor] | None = None
     reference: ReferenceModel | None = None
+    ranks: Ranks = ALONE
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and whole tensors of everything that is trained. A collective call: all ranks make it."""
@@ -43,7 +45,7 @@ class Roles:
             self.critic.restore(state, counters.critic_updates, prefix=CRITIC)
 
 
-def load_roles(run: RunFile, model: PreTrainedModel) -> Roles:
+def load_roles(run: RunFile, model: PreTrainedModel, ranks: Ranks = ALONE) -> Roles:
     """All of them, with `model` as the actor. Raises UsageError when one cannot be loaded."""
     policy = Policy(model, entropy_gradient=run.learner.entropy_coef > 0).train()
     actor: Engine[tuple[torch.Tensor, torch.Tensor]] = Engine(policy, run.learner)
@@ -51,4 +53,5 @@ def load_roles(run: RunFile, model: PreTrainedModel) -> Roles:
         actor=actor,
         critic=load_critic(run) if run.learner.estimator == "gae" else None,
         reference=ReferenceModel(run, actor.device) if run.learner.kl_coef else None,
+        ranks=ranks,
     )

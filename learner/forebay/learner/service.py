@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 
 from forebay.buffer.client import BlockingClient
 from forebay.config.models import RunFile
 from forebay.learner.loop import run_learner
 from forebay.learner.stop import Stop
+
+#: Seconds that a rank other than the lead keeps an error to itself.
+PATIENCE_S = 5.0
 
 
 def serve(run: RunFile) -> int:
@@ -15,4 +20,10 @@ def serve(run: RunFile) -> int:
     stop = Stop()
     stop.on_signals()
     with BlockingClient(run.learner_target, on_trouble=logging.getLogger("forebay.learner").warning) as client:
-        return run_learner(run, client, stop)
+        try:
+            return run_learner(run, client, stop)
+        except Exception:
+            if os.environ.get("RANK", "0") != "0":
+                # It may only have lost the others, or fail as all do: whoever started us ends us, and the lead tells.
+                time.sleep(PATIENCE_S)
+            raise

@@ -8,6 +8,7 @@ Shape suffixes: t trained tokens, b sequences (trajectories).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +53,12 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Size of the whole minibatch that a micro-batch is a part of."""
+    """Size of the whole minibatch, all ranks together, that a micro-batch is a part of."""
 
     tokens: int
     sequences: int
+
+    @classmethod
+    def sum(cls, ranks: Sequence[Sequence[int]]) -> Totals:
+        """`ranks`: of each rank, the trained tokens of each of its sequences."""
+        return cls(tokens=sum(map(sum, ranks)), sequences=sum(map(len, ranks)))

@@ -6,6 +6,7 @@ Shape suffixes: t trained tokens of a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from forebay.config.models import RunFile
 from forebay.learner.batch import Batch
 from forebay.learner.critic import critic_settings, value_loss
 from forebay.learner.drift import Drift
-from forebay.learner.guards import DegenerateRewards, Refusals, guard_answers, guard_kl, guard_weights
+from forebay.learner.guards import DegenerateRewards, Refusals, flat_groups, guard_answers, guard_kl, guard_weights
 from forebay.learner.kl import k3
 from forebay.learner.loss import PolicyLoss
 from forebay.learner.lr import learning_rate
@@ -25,7 +26,6 @@ from forebay.learner.roles import Roles
 from forebay.learner.sample import Sample
 from forebay.learner.tokens import Tokens, Totals
 from forebay.obs.phases import PhaseClock
-from forebay.wire.trajectory import Trajectory
 
 #: Part of a step's groups on which updated weights are looked at before anyone gets them.
 PROBE = 16
@@ -34,10 +34,13 @@ LARGE_MODEL, AUTO_SMALL, AUTO_LARGE = 10_000_000_000, 1024, 512
 
 
 class Trainer:
-    """Owns how a batch becomes updates: a pure function of the engines' state and the batch."""
+    """Owns how a batch becomes updates: a pure function of the engines' state and the batch.
+
+    Of several ranks each has its own groups of every minibatch; what is counted, limited and divided by is all ranks'.
+    """
 
     def __init__(self, roles: Roles, run: RunFile, clock: PhaseClock) -> None:
-        self._roles, self._settings, self._clock = roles, run.learner, clock
+        self._roles, self._settings, self._clock, self._ranks = roles, run.learner, clock, roles.ranks
         self._critic_settings = critic_settings(run.learner)
         self._seed, self._task = run.run.seed, run.task.name
         self._preparation = Preparation(roles, run, clock)
@@ -62,48 +65,48 @@ class Trainer:
         self._skipped_before = skipped
 
     def train(self, step: int, batch: Batch) -> dict[str, float]:
-        """Train one batch in place; returns its metrics.
+        """Train one batch in place; returns its metrics. A collective call.
 
         Raises KlExceeded before an update that would start from too far away and when the updated weights are too far
         away, NonFiniteTraining after several refused updates in a row and when the updated weights are spoiled.
         """
-        meter, parts = StepMeter(), self._updates_an_epoch(batch.trajectories)
+        meter, parts = StepMeter(), self._updates_an_epoch(batch)
         groups = self._preparation.groups(batch.trajectories, several_updates=self._settings.epochs * parts > 1)
-        for index, samples in enumerate(self._minibatches(step, groups, parts)):
-            drift = Drift(self._task, batch.fleets)
+        for index, samples in enumerate(self._minibatches(step, groups, parts, batch.group_ids)):
+            drift = Drift(self._task, batch.fleets, self._ranks)
             self._minibatch(step, samples, meter, drift, first=index < parts)
-        self._inspect(step, groups, Drift(self._task, batch.fleets))
+        self._inspect(step, groups, Drift(self._task, batch.fleets, self._ranks))
+        flat = self._ranks.gathered(flat_groups(batch.trajectories))
         return {
-            **meter.metrics(step),
-            **self._degenerate.note(step, batch.trajectories),
+            **StepMeter.sum(self._ranks.gathered(meter)).metrics(step),
+            **self._degenerate.note(step, list(chain.from_iterable(flat))),
             "lr": learning_rate(self._settings, step),
             "skipped_updates": self.skipped,
         }
 
-    def _updates_an_epoch(self, trajectories: Sequence[Trajectory]) -> int:
-        wanted, groups = self._settings.minibatch_trajectories, len({t.group_id for t in trajectories})
+    def _updates_an_epoch(self, batch: Batch) -> int:
+        wanted, groups = self._settings.minibatch_trajectories, len(batch.group_ids)
         if wanted is None:
             return min(self._settings.minibatches, groups)
         if wanted == "auto":
-            parameters = sum(p.numel() for p in self._roles.actor.module.parameters())
-            wanted = AUTO_SMALL if parameters < LARGE_MODEL else AUTO_LARGE
-        return min(-(-len(trajectories) // wanted), groups)
+            wanted = AUTO_SMALL if self._roles.actor.parameters < LARGE_MODEL else AUTO_LARGE
+        trajectories = int(self._ranks.total(len(batch.trajectories)))
+        return min(-(-trajectories // wanted), groups)
 
-    def _minibatches(self, step: int, groups: Groups, parts: int) -> Iterator[list[Sample]]:
-        """Whole groups, shuffled anew each epoch when there are several updates in it."""
+    def _minibatches(self, step: int, groups: Groups, parts: int, group_ids: Sequence[int]) -> Iterator[list[Sample]]:
+        """This rank's groups of each; the batch's groups are shuffled anew each epoch with several updates in it."""
         random = np.random.default_rng((self._seed, step))
+        own = {group[0].trajectory.group_id: group for group in groups}
         for _ in range(self._settings.epochs):
-            order = random.permutation(len(groups)) if parts > 1 else np.arange(len(groups))
+            order = random.permutation(len(group_ids)) if parts > 1 else np.arange(len(group_ids))
             for part in np.array_split(order, parts):
-                yield [sample for index in part for sample in groups[index]]
+                yield [sample for index in part for sample in own.get(group_ids[index], ())]
 
     def _minibatch(self, step: int, samples: list[Sample], meter: StepMeter, drift: Drift, *, first: bool) -> None:
         batches = self._preparation.packed(samples)
         if not batches:
             return
-        totals = Totals(
-            tokens=sum(sample.targets for sample in samples), sequences=sum(1 for sample in samples if sample.targets)
-        )
+        totals = Totals.sum(self._ranks.gathered([sample.targets for sample in samples if sample.targets]))
         for batch in batches:
             drift.add(batch.samples, self._policy_pass(batch, totals, meter, first))
         guard_kl(step, drift, self._settings.max_kl)
@@ -158,9 +161,10 @@ class Trainer:
 
     def _inspect(self, step: int, groups: Groups, drift: Drift) -> None:
         """What nobody should generate with, or train from, is neither published nor saved."""
-        guard_weights(step, "policy", self._roles.actor.spoiled())
-        if self._roles.critic is not None:
-            guard_weights(step, "critic", self._roles.critic.spoiled())
+        for role, engine in (("policy", self._roles.actor), ("critic", self._roles.critic)):
+            if engine is not None:
+                spoiled = self._ranks.gathered(engine.spoiled())
+                guard_weights(step, role, list(dict.fromkeys(chain.from_iterable(spoiled))))
         self._probe(groups, drift)
         guard_answers(step, drift, self._settings.max_kl)
 

@@ -16,11 +16,12 @@ import numpy as np
 
 from forebay.learner.advantages.episode import Episode, Floats, Group
 from forebay.learner.advantages.statistics import normalized_tokens
+from forebay.learner.ranks import ALONE, Ranks
 
 
-def gae(groups: Sequence[Group], gamma: float, lam: float) -> list[list[Floats]]:
+def gae(groups: Sequence[Group], gamma: float, lam: float, ranks: Ranks = ALONE) -> list[list[Floats]]:
     """An `Estimator`, once `gamma` and `lam` are given; every episode has values."""
-    return normalized_tokens([[episode_gae(episode, gamma, lam) for episode in group] for group in groups])
+    return normalized_tokens([[episode_gae(episode, gamma, lam) for episode in group] for group in groups], ranks)
 
 
 def gae_returns(episode: Episode, gamma: float, lam: float) -> Floats:

@@ -12,11 +12,12 @@ import numpy as np
 
 from forebay.learner.advantages.episode import Episode, Floats, Group
 from forebay.learner.advantages.statistics import normalized_tokens
+from forebay.learner.ranks import ALONE, Ranks
 
 
-def reinforce_pp(groups: Sequence[Group], gamma: float) -> list[list[Floats]]:
+def reinforce_pp(groups: Sequence[Group], gamma: float, ranks: Ranks = ALONE) -> list[list[Floats]]:
     """An `Estimator`, once `gamma` is given."""
-    return normalized_tokens([[_returns(episode, gamma) for episode in group] for group in groups])
+    return normalized_tokens([[_returns(episode, gamma) for episode in group] for group in groups], ranks)
 
 
 def _returns(episode: Episode, gamma: float) -> Floats:

@@ -15,13 +15,15 @@ import numpy as np
 
 from forebay.learner.advantages.episode import Floats, Group, constant
 from forebay.learner.advantages.statistics import ZERO_SPREAD, centred
+from forebay.learner.ranks import ALONE, Ranks
 
 
-def reinforce_pp_baseline(groups: Sequence[Group]) -> list[list[Floats]]:
-    """An `Estimator`."""
+def reinforce_pp_baseline(groups: Sequence[Group], ranks: Ranks = ALONE) -> list[list[Floats]]:
+    """An `Estimator`, once `ranks` are given. A collective call."""
     values = [centred(group).values for group in groups]
-    finite = [math.isfinite(episode.outcome) for group in groups for episode in group]
+    finite = sum(math.isfinite(episode.outcome) for group in groups for episode in group)
     # Every group is centred, so the batch is too; not subtracting its mean again leaves silent groups at exactly 0.
-    deviation = float(np.concatenate(values)[finite].std()) if any(finite) else 0.0
+    squares = ranks.total(sum(float(np.square(value).sum()) for value in values))
+    deviation = math.sqrt(squares / max(1.0, ranks.total(finite)))
     scale = 1 / deviation if deviation >= ZERO_SPREAD else 0.0
     return [constant(group, value * scale) for group, value in zip(groups, values, strict=True)]

@@ -16,6 +16,7 @@ import numpy as np
 from forebay.config.models import RunFile
 from forebay.learner.advantages.episode import Floats
 from forebay.learner.advantages.statistics import normalized
+from forebay.learner.ranks import ALONE, Ranks
 from forebay.wire.trajectory import Trajectory
 
 
@@ -28,9 +29,10 @@ class RewardShaping:
     overlong_penalty: float = 1.0
     normalize: bool = False
     clip: tuple[float, float] | None = None
+    ranks: Ranks = ALONE
 
     @classmethod
-    def of(cls, run: RunFile) -> RewardShaping:
+    def of(cls, run: RunFile, ranks: Ranks = ALONE) -> RewardShaping:
         """As the run file says."""
         learner = run.learner
         return cls(
@@ -39,13 +41,14 @@ class RewardShaping:
             overlong_penalty=learner.overlong_penalty,
             normalize=learner.reward_normalize,
             clip=learner.reward_clip,
+            ranks=ranks,
         )
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> Floats:
-        """The shaped reward of each trajectory of a batch."""
+        """The shaped reward of each trajectory of a batch. A collective call."""
         rewards = np.asarray([t.reward - self._overlong(len(t.tokens)) for t in trajectories], np.float64)
         if self.normalize:
-            rewards = normalized(rewards)
+            rewards = normalized(rewards, self.ranks)
         return rewards if self.clip is None else np.clip(rewards, *self.clip)
 
     def _overlong(self, length: int) -> float:

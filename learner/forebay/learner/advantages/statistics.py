@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from forebay.learner.advantages.episode import Floats, Group
+from forebay.learner.ranks import ALONE, Ranks
 
 #: Numbers that differ by less than this have told nothing apart.
 ZERO_SPREAD = 1e-6
@@ -32,17 +34,21 @@ def centred(group: Group) -> Centred:
     return Centred(values=values, deviation=deviation, known=int(known.sum()))
 
 
-def normalized(values: Floats) -> Floats:
-    """(value - mean) / population deviation over all finite values; 0 for the others and where nothing differs."""
+def normalized(values: Floats, ranks: Ranks = ALONE) -> Floats:
+    """(value - mean) / population deviation over all finite values, also those of the other ranks; 0 for those that
+    are not and where nothing differs. A collective call."""
     known = np.isfinite(values)
-    if not known.any() or (deviation := float(values[known].std())) < ZERO_SPREAD:
+    count = max(1.0, ranks.total(int(known.sum())))
+    mean = ranks.total(float(values[known].sum())) / count
+    deviation = math.sqrt(ranks.total(float(np.square(values[known] - mean).sum())) / count)
+    if deviation < ZERO_SPREAD:
         return np.zeros(len(values))
-    return np.where(known, (values - values[known].mean()) / deviation, 0.0)
+    return np.where(known, (values - mean) / deviation, 0.0)
 
 
-def normalized_tokens(groups: list[list[Floats]]) -> list[list[Floats]]:
-    """`normalized` over every token of every trajectory, in the same shape."""
+def normalized_tokens(groups: list[list[Floats]], ranks: Ranks = ALONE) -> list[list[Floats]]:
+    """`normalized` over every token of every trajectory, in the same shape. A collective call."""
     arrays = [array for group in groups for array in group]
-    flat = normalized(np.concatenate(arrays)) if arrays else np.zeros(0)
+    flat = normalized(np.concatenate(arrays) if arrays else np.zeros(0), ranks)
     parts = iter(np.split(flat, np.cumsum([len(array) for array in arrays])[:-1]))
     return [[next(parts) for _ in group] for group in groups]

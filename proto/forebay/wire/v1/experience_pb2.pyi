@@ -486,9 +486,14 @@ class LeaseRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """the step this batch is for; steps count from 1"""
     wait_s: _builtins.float
+    part: _builtins.int
+    """The frames of every parts-th group only, from group `part` on: ranks of one learner share out a batch. 0: all."""
+    parts: _builtins.int
     @_builtins.property
     def member(self) -> _common_pb2.Member: ...
     @_builtins.property
@@ -502,10 +507,12 @@ class LeaseRequest(_message.Message):
         step: _builtins.int = ...,
         wait_s: _builtins.float = ...,
         commit: Global___CommitRequest | None = ...,
+        part: _builtins.int = ...,
+        parts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "member", b"member", "step", b"step", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "member", b"member", "part", b"part", "parts", b"parts", "step", b"step", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
