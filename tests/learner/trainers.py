@@ -11,6 +11,7 @@ from forebay.config.models import RunFile
 from forebay.learner.batch import Batch
 from forebay.learner.packing import MicroBatch, pack
 from forebay.learner.pretrained import load_model
+from forebay.learner.ranks import ALONE, Ranks
 from forebay.learner.roles import Roles, load_roles
 from forebay.learner.sample import Sample
 from forebay.learner.trainer import Trainer
@@ -34,10 +35,10 @@ def run_file(model: Path, **learner: object) -> RunFile:
     )  # fmt: skip
 
 
-def trainer_of(run: RunFile) -> tuple[Trainer, Roles]:
+def trainer_of(run: RunFile, ranks: Ranks = ALONE) -> tuple[Trainer, Roles]:
     """A trainer that has trained nothing yet, and the engines behind it."""
     torch.manual_seed(run.run.seed)
-    roles = load_roles(run, load_model(run.model.path))
+    roles = load_roles(run, load_model(run.model.path), ranks)
     return Trainer(roles, run, PhaseClock()), roles
 
 
