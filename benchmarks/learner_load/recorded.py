@@ -45,6 +45,7 @@ class Case:
             "groups_per_step": self.groups,
             "minibatches": 1,
             "tokens_per_microbatch": self.tokens_per_microbatch,
+            "lr": 1e-8,  # the same batch again and again: at the run's own rate the policy leaves it, and is stopped
         }
         return RunFile.model_validate(tree)
 
