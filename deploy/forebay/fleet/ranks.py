@@ -49,7 +49,7 @@ def _start(command: Sequence[str], rank: int, count: int, meeting: str) -> subpr
 
 def _watch(ranks: Sequence[subprocess.Popen[bytes]], wakeups: Wakeups) -> int:
     passed_on, failed_at_s, code = 0, None, 0
-    while any(rank.poll() is None for rank in ranks):
+    while None in [rank.poll() for rank in ranks]:
         for _ in wakeups.stops[passed_on:]:
             _terminate(ranks)
         passed_on = len(wakeups.stops)

@@ -39,6 +39,8 @@ from forebay.wire.weights import HostState
 
 #: Seconds that one call for a batch waits at the buffer; a request to stop waits no longer than this.
 LEASE_WAIT_S = 2.0
+#: In what torch's collective calls raise when a process that takes part is gone.
+RANK_LOST = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
 #: Seconds that a learner on its way out gives its last publication.
 LEAVE_S = 10.0
 
@@ -61,6 +63,10 @@ def run_learner(run: RunFile, client: PartedPort, stop: Stop) -> int:
         port.pause(f"{error}; `forebay resume` goes on from the last good version, --from and --set differently")
         log.error("paused: %s", error)
         return EXIT_FAILED
+    except RuntimeError as error:
+        if any(sign in str(error) for sign in RANK_LOST):
+            raise LearnerError(f"another rank of this learner ended: {str(error).partition('. ')[0]}") from error
+        raise
     finally:
         learner.leave()
 

@@ -164,13 +164,11 @@ class Publisher:
             raise LearnerError(f"weights could not be published: {self._error}") from self._error
 
     def _work(self) -> None:
-        while (held := self._next()) is not None:
-            try:
-                published = self._send(held)
-            except BaseException as error:
-                self._fail(error)
-                return
-            self._stored(held, published)
+        try:
+            while (held := self._next()) is not None:
+                self._stored(held, self._send(held))
+        except BaseException as error:
+            self._fail(error)
 
     def _next(self) -> _Held | None:
         """What is to be sent next; None when the lead is closed and has nothing left."""
