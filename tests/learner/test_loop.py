@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forebay.buffer.answers import WHOLE
-from forebay.buffer.client import Ended, Lease, Part, Waiting
+from forebay.buffer.client import Ended, Lease, Part, Unreachable, Waiting
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
 from forebay.learner.errors import NonFiniteTraining
@@ -259,3 +260,31 @@ def test_when_the_data_ends_the_last_weights_are_published_and_saved(tmp_path: P
     assert buffer.versions[-1] == "1.3"
     folder = tmp_path / "learner" / "checkpoints" / "step_000003"
     assert HostState.from_safetensors(folder).digest() == buffer.newest_weights().digest()
+
+
+def test_told_to_stop_while_the_buffer_is_away_it_saves_and_goes(tmp_path: Path, model_folder: Path) -> None:
+    class Away(FakeBuffer):
+        """Gone for good from the moment that somebody asks the learner to stop."""
+
+        def lease(self, step: int, wait_s: float, *, part: Part = WHOLE) -> Lease | Waiting | Ended:
+            if step == 4:
+                stop.ask("test")
+            self._answer()
+            return super().lease(step, wait_s, part=part)
+
+        def commit(self, step: int, checkpoint_step: int, metrics: Mapping[str, Any], attempt: int = 0) -> None:
+            self._answer()
+            super().commit(step, checkpoint_step, metrics, attempt)
+
+        def leave(self, reason: str) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            if stop.asked:
+                raise Unreachable("away for 10 s")
+
+    stop, run = Stop(), run_file(tmp_path, model_folder)
+    away = Away(batch_of)
+    assert run_learner(run, away, stop) == 0
+    assert (away.committed, away.checkpoint) == (3, 2), "the buffer does not know that step 3 is saved"
+    assert (tmp_path / "learner" / "checkpoints" / "step_000003").is_dir()

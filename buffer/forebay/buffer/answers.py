@@ -26,6 +26,10 @@ class FrameRefused(Refused):
     """The buffer will never take this frame; its groups are still outstanding: refund them."""
 
 
+class Unreachable(ForebayError):
+    """The buffer cannot be reached, and whoever called has somewhere else to be."""
+
+
 class PlanOutdated(Refused, LookupError):
     """A version of the plan was deleted meanwhile: make a new plan."""
 

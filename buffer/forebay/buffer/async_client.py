@@ -50,7 +50,8 @@ class BufferClient:
     `run` names the run to look at or steer when the buffer serves several; `join` finds it in the run file.
     `ack` says how safe a frame must be before `append` returns: in the buffer's memory, written to its operating
     system, or durable on its disk. `on_trouble` gets a line now and then while the buffer cannot be reached, and one
-    when it is back; by default they are logged.
+    when it is back; by default they are logged. While `in_a_hurry` says so (a process was asked to stop), a buffer that
+    has not been reached for ten seconds is given up: Unreachable.
     All calls raise Refused (or one of its kin) when the buffer forbids what was asked.
     """
 
@@ -64,8 +65,9 @@ class BufferClient:
         max_outbox_bytes: int = 64 << 20,
         run: str = "",
         ack: Literal["memory", "written", "durable"] = "durable",
+        in_a_hurry: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._link = Link(address, channel=channel, clock=clock, on_trouble=on_trouble)
+        self._link = Link(address, channel=channel, clock=clock, on_trouble=on_trouble, in_a_hurry=in_a_hurry)
         self._experience: Any = experience_pb2_grpc.ExperienceStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._weights: Any = weights_pb2_grpc.WeightsStub(self._link.channel)  # type: ignore[no-untyped-call]
         self._control: Any = control_pb2_grpc.ControlStub(self._link.channel)  # type: ignore[no-untyped-call]

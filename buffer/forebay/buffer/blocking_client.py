@@ -28,11 +28,12 @@ class BlockingClient:
         clock: Callable[[], float] = time.monotonic,
         on_trouble: Callable[[str], None] | None = None,
         run: str = "",
+        in_a_hurry: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="buffer-client", daemon=True)
         self._thread.start()
-        self._client = self._run(_make(address, clock, on_trouble, run))
+        self._client = self._run(_make(address, clock=clock, on_trouble=on_trouble, run=run, in_a_hurry=in_a_hurry))
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -172,10 +173,9 @@ class BlockingClient:
             raise
 
 
-async def _make(
-    address: str, clock: Callable[[], float], on_trouble: Callable[[str], None] | None, run: str
-) -> BufferClient:
-    return BufferClient(address, clock=clock, on_trouble=on_trouble, run=run)
+async def _make(address: str, **settings: Any) -> BufferClient:
+    """In the event loop, as gRPC wants it."""
+    return BufferClient(address, **settings)
 
 
 async def _next(announcements: Any) -> weights_pb2.Announcement:

@@ -13,6 +13,7 @@ from forebay.buffer.answers import (
     Refused,
     RunMismatch,
     Trained,
+    Unreachable,
     Waiting,
     WeightsDamaged,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Refused",
     "RunMismatch",
     "Trained",
+    "Unreachable",
     "Waiting",
     "WeightsDamaged",
 ]

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from forebay.backoff import pause_after
-from forebay.buffer.answers import Fenced, PlanOutdated, Refused, RunMismatch
+from forebay.buffer.answers import Fenced, PlanOutdated, Refused, RunMismatch, Unreachable
 from forebay.buffer.calls import CLIENT_OPTIONS, ERROR_KEY
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,12 @@ _ERRORS: dict[str, type[Refused] | type[RunMismatch]] = {
 }
 
 
+#: Seconds without the buffer after which somebody in a hurry goes without it.
+HURRIED_S = 10.0
+
+
 class Link:
-    """A channel and the patience to use it."""
+    """A channel and the patience to use it, which is endless until `in_a_hurry` says otherwise."""
 
     def __init__(
         self,
@@ -46,17 +50,20 @@ class Link:
         channel: Any = None,
         clock: Callable[[], float] = time.monotonic,
         on_trouble: Callable[[str], None] | None = None,
+        in_a_hurry: Callable[[], bool] = lambda: False,
     ) -> None:
         self.address = address
         self.channel: Any = channel or grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
         self._clock = clock
         self._on_trouble = on_trouble or log.warning
+        self._in_a_hurry = in_a_hurry
         self._random = random.Random()
         self._trouble_since: float | None = None
         self._next_word_s = 1.0
 
     async def call(self, attempt: Callable[[], Awaitable[A]]) -> A:
-        """What `attempt` answers, tried again while the buffer is unreachable. Raises Refused and its like."""
+        """What `attempt` answers, tried again while the buffer is unreachable. Raises Refused and its like, and
+        Unreachable in a hurry."""
         tries = 0
         while True:
             try:
@@ -78,14 +85,17 @@ class Link:
         """Wait before the next try, or raise what the status stands for when trying again is no use."""
         if error.code() not in _AGAIN:
             raise _as_refusal(error) from error
-        self._say_trouble(error)
+        lasted_s = self._say_trouble(error)
+        if lasted_s >= HURRIED_S and self._in_a_hurry():
+            raise Unreachable(f"buffer at {self.address} unreachable for {lasted_s:.0f} s") from error
         await asyncio.sleep(pause_after(tries, self._random))
 
     async def close(self) -> None:
         """Hang up."""
         await self.channel.close(None)
 
-    def _say_trouble(self, error: grpc.aio.AioRpcError) -> None:
+    def _say_trouble(self, error: grpc.aio.AioRpcError) -> float:
+        """Now and then; returns how many seconds it has lasted."""
         now = self._clock()
         if self._trouble_since is None:
             self._trouble_since = now
@@ -95,6 +105,7 @@ class Link:
                 f"buffer at {self.address} unreachable, trying again ({now - self._trouble_since:.0f} s): "
                 f"{error.code().name.lower()}, {_first_line(error.details())}"
             )
+        return now - self._trouble_since
 
 
 def _as_refusal(error: grpc.aio.AioRpcError) -> Exception:

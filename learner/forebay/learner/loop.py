@@ -6,6 +6,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from forebay.buffer.client import Ended, Lease, Membership
+from forebay.buffer.client import Ended, Lease, Membership, Unreachable
 from forebay.config.checkpoints import folder_of
 from forebay.config.identity import run_json
 from forebay.config.models import RunFile
@@ -130,7 +131,8 @@ class Learner:
     def leave(self) -> None:
         """Say goodbye; harmless after a failure."""
         self._publisher.close(timeout_s=LEAVE_S)
-        self._client.leave(self._stop.reason or "done")
+        with suppress(Unreachable):
+            self._client.leave(self._stop.reason or "done")
 
     def _joined(self) -> Membership:
         """Membership, with the buffer rewound to what this learner resumes from."""
@@ -297,10 +299,16 @@ class Learner:
         failed = self._ranks.agreed(self._stop.failed)
         if step > self._progress.checkpoint_step and not failed:
             self._checkpoint(step)
-            self._client.commit(step, step, {})
+            self._tell_saved(step)
         if self._stop.asked:
             log.info("stopping after step %d: %s", step, self._stop.reason)
         return EXIT_FAILED if failed else EXIT_DONE
+
+    def _tell_saved(self, step: int) -> None:
+        try:
+            self._client.commit(step, step, {})
+        except Unreachable as error:
+            log.warning("step %d is saved, but the buffer was not told (%s); the next start tells it", step, error)
 
     def _is_last(self, step: int) -> bool:
         return step == self._run.learner.steps

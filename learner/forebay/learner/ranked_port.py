@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forebay.buffer.client import EncodedWeights, Ended, Lease, Membership, Part, Waiting
+from forebay.buffer.client import EncodedWeights, Ended, Lease, Membership, Part, Unreachable, Waiting
 from forebay.learner.port import PartedPort
 from forebay.learner.ranks import Ranks
 from forebay.wire.v1 import control_pb2, weights_pb2
@@ -39,7 +39,7 @@ class RankedPort:
 
     def lease(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
         """This rank's part of the batch, when every rank has its part of the same one."""
-        mine = self._client.lease(step, wait_s, part=self._part) if self._ranks.is_lead else None
+        mine = self._leads_answer(step, wait_s) if self._ranks.is_lead else None
         told = self._ranks.agreed(_outline(mine))
         if isinstance(told, Waiting | Ended):
             return told
@@ -49,6 +49,12 @@ class RankedPort:
             return mine
         # It was paused, or composed anew, between the lead's call and another one's.
         return Waiting(cause=f"the same batch of step {step} on all {self._ranks.count} ranks")
+
+    def _leads_answer(self, step: int, wait_s: float) -> Lease | Waiting | Ended:
+        try:
+            return self._client.lease(step, wait_s, part=self._part)
+        except Unreachable as error:  # somebody wants the learner to stop; all ranks go through the loop for that
+            return Waiting(cause=str(error))
 
     def reject(self, lease: Lease, group_ids: Sequence[int], reason: str) -> None:
         """The lead's."""

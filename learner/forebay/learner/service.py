@@ -19,7 +19,8 @@ def serve(run: RunFile) -> int:
     """Run the learner until it is done, drained or failed; returns the exit code. Raises UsageError."""
     stop = Stop()
     stop.on_signals()
-    with BlockingClient(run.learner_target, on_trouble=logging.getLogger("forebay.learner").warning) as client:
+    told = logging.getLogger("forebay.learner").warning
+    with BlockingClient(run.learner_target, on_trouble=told, in_a_hurry=lambda: stop.asked) as client:
         try:
             return run_learner(run, client, stop)
         except Exception:
