@@ -34,6 +34,8 @@ CASES: dict[str, Mapping[str, Any]] = {
     "critic": {**PPO, "zero_stage": 1},
     "critic weights": {**PPO, "zero_stage": 3, "deepspeed": EVERYWHERE, "gradient_checkpointing": True},
     "shaped": {"estimator": "reinforce_pp_baseline", "reward_normalize": True, "loss_aggregation": "sequence"},
+    "sequence": {**SHUFFLED, "zero_stage": 0, "sequence_parallel": 2},
+    "sequence weights": {**PPO, "zero_stage": 3, "deepspeed": EVERYWHERE, "sequence_parallel": 2},
     "idle": {"tokens_per_microbatch": 40, "zero_stage": 2},
 }
 
@@ -64,8 +66,10 @@ def own_part(members: list[Trajectory], ranks: Ranks) -> Batch:
 
 def train(case: str, model: Path, ranks: Ranks) -> Outcome:
     """All steps of a case."""
-    trainer, roles = trainer_of(run_file(model, **CASES[case]), ranks)
-    metrics = [trainer.train(step, batch(case, step, ranks)) for step in range(1, STEPS + 1)]
+    run = run_file(model, **CASES[case])
+    data = ranks.in_teams(run.learner.sequence_parallel) if ranks.count > 1 else ranks
+    trainer, roles = trainer_of(run, data)
+    metrics = [trainer.train(step, batch(case, step, data)) for step in range(1, STEPS + 1)]
     return Outcome(metrics=metrics, state={name: tensor.clone() for name, tensor in roles.state()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,9 @@ CorrectionName = Literal["none", "truncated_is", "icepop", "sequence_mask", "gro
 Aggregation = Literal["token", "sequence", "fixed"]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+#: The targets of LoRA that stand for every linear layer.
+ALL_LINEAR = "all-linear"
 
 #: What each preset sets; a key that the run file names itself stays as it says.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -62,12 +66,60 @@ class ReferenceSection(Section):
     offload: bool = Field(default=True, description="in host memory while it is not asked")
 
 
+class LoraSection(Section):
+    """Adapters of low rank (LoRA, arXiv 2106.09685); where there is no such table, all weights are trained."""
+
+    rank: Positive
+    alpha: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="the adapter counts alpha / rank times; default: twice the rank"
+    )
+    targets: str | list[str] = Field(
+        default=ALL_LINEAR,
+        description='the modules that get an adapter, ["q_proj", "v_proj"]; all-linear: every linear layer but the head',
+    )
+
+    @property
+    def scaling(self) -> float:
+        """What B @ A is multiplied by before it is added to a weight."""
+        return (2 * self.rank if self.alpha is None else self.alpha) / self.rank
+
+    def peft_settings(self, base: str) -> dict[str, Any]:
+        """What `adapter_config.json` says of an adapter for the model `base`, in peft's words."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": self.rank,
+            "lora_alpha": 2 * self.rank if self.alpha is None else self.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": self.targets,
+            "bias": "none",
+            "inference_mode": True,
+        }
+
+    def contradictions(self) -> Iterator[str]:
+        """Targets that are no list of names."""
+        if self.targets != ALL_LINEAR and (isinstance(self.targets, str) or not all(self.targets) or not self.targets):
+            yield (
+                f"learner.lora.targets is {json.dumps(self.targets)}; "
+                f'expected "{ALL_LINEAR}" or a list of module names such as ["q_proj", "v_proj"]'
+            )
+
+
+def _as_table(schema: dict[str, Any]) -> None:
+    """TOML has no null: a key of a table that may be absent is described by the table alone."""
+    schema.update(schema.pop("anyOf")[0])
+
+
 class LearnerSection(Section):
     """The DeepSpeed learner."""
 
     connect: Address | None = Field(default=None, description="the buffer; default: [buffer] listen")
     ranks: Positive = Field(
         default=1, description="processes that train together, started on this machine; torchrun may start them instead"
+    )
+    sequence_parallel: Positive = Field(
+        default=1, description="ranks that share the tokens of each micro-batch, for long sequences; divides ranks"
     )
     cpu_threads: Positive | None = Field(
         default=None, description="computing threads where there is no accelerator; default: half the cores"
@@ -178,6 +230,7 @@ class LearnerSection(Section):
     keep_checkpoints: Positive = 2
     critic: CriticSection = Field(default_factory=CriticSection)
     reference: ReferenceSection = Field(default_factory=ReferenceSection)
+    lora: LoraSection | None = Field(default=None, description="train adapters alone", json_schema_extra=_as_table)
     deepspeed: dict[str, Any] = Field(default_factory=dict, description="any DeepSpeed setting")
 
     @model_validator(mode="before")
@@ -200,6 +253,11 @@ class LearnerSection(Section):
             )
         if self.uncorrected and self.correction != "none":
             yield f'learner.uncorrected is true, but learner.correction is "{self.correction}"; expected "none"'
+        if self.ranks % self.sequence_parallel and self.ranks > 1:
+            yield (
+                f"learner.sequence_parallel is {self.sequence_parallel}; expected a divisor of learner.ranks "
+                f"({self.ranks})"
+            )
         if self.minibatch_trajectories is not None and self.minibatches > 1:
             yield "learner.minibatches and learner.minibatch_trajectories are both set; expected one of them"
         if self.reduce_dtype != "float32" and self.reduce_dtype != self.compute_dtype:
@@ -216,3 +274,4 @@ class LearnerSection(Section):
                 f"learner.minibatches is {self.minibatches}; expected at most learner.groups_per_step "
                 f"({self.groups_per_step}): a group is never split"
             )
+        yield from self.lora.contradictions() if self.lora else ()

@@ -27,6 +27,7 @@ LOCAL_KEYS = frozenset(
         "learner.connect",
         "learner.cpu_threads",
         "learner.ranks",
+        "learner.sequence_parallel",
         "learner.zero_stage",
         "learner.gradient_checkpointing",
         "learner.tokens_per_microbatch",

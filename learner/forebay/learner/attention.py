@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from forebay.learner.packing import PromptTile, TileLayout
+from forebay.learner.sequence_parallel import Team
 
 ATTENTION = "forebay_packed"
 NARROW = (torch.bfloat16, torch.float16)
@@ -34,17 +35,29 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     *,
     layout: TileLayout,
+    team: Team | None = None,
     scaling: float | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The output [1, n, h, d] of causal attention within each sequence of `layout`, and no attention weights."""
+    """The output [1, n, h, d] of causal attention within each sequence of `layout`, and no attention weights. With a
+    `team`, of what goes in and comes out n are this rank's slice."""
     del module, attention_mask, unused
+    query, key, value = (x[0].transpose(0, 1) for x in (query_1hnd, key_1jnd, value_1jnd))
+    if team is None:
+        return _attend_all(query, key, value, layout, scaling)[None].to(query.dtype), None
+    query, key, value = (team.heads(x_mhd, layout.row_n.numel()) for x_mhd in (query, key, value))
+    return team.tokens(_attend_all(query, key, value, layout, scaling).to(query.dtype))[None], None
+
+
+def _attend_all(
+    query_nhd: torch.Tensor, key_njd: torch.Tensor, value_njd: torch.Tensor, layout: TileLayout, scaling: float | None
+) -> torch.Tensor:
     # Split, not sliced: the gradient of a split is one concatenation, that of each slice a full tensor of zeros.
     sizes = [rows * width for tile in layout.tiles for rows, width in _shapes(tile)]
-    queries, keys, values = (iter(torch.split(_to_tiles(x, layout), sizes)) for x in (query_1hnd, key_1jnd, value_1jnd))
+    queries, keys, values = (iter(torch.split(_to_tiles(x, layout), sizes)) for x in (query_nhd, key_njd, value_njd))
     parts = [part for tile in layout.tiles for part in _attend_tile(queries, keys, values, tile, scaling)]
     output_rhd = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return _FromTiles.apply(output_rhd, layout)[None].to(query_1hnd.dtype), None  # type: ignore[no-untyped-call]
+    return _FromTiles.apply(output_rhd, layout)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _shapes(tile: PromptTile) -> list[tuple[int, int]]:
@@ -96,8 +109,7 @@ def _attend(
     return output.view(b, h, q, d).transpose(1, 2).reshape(b * q, h, d)
 
 
-def _to_tiles(x_1hnd: torch.Tensor, layout: TileLayout) -> torch.Tensor:
-    x_nhd = x_1hnd[0].transpose(0, 1)
+def _to_tiles(x_nhd: torch.Tensor, layout: TileLayout) -> torch.Tensor:
     if x_nhd.device.type == "cpu" and x_nhd.dtype in NARROW:
         x_nhd = x_nhd.float()  # torch's CPU kernel takes four times as long in bfloat16, most of it backward
     return _ToTiles.apply(x_nhd, layout)  # type: ignore[no-untyped-call, no-any-return]

@@ -3,6 +3,8 @@
     step_000010/  config.json  model.safetensors  tokenizer...     loads with transformers and vLLM alone
                   trainer/state.safetensors  trainer/state.json    masters, moments, random state, counters
 
+With an adapter, an ordinary peft folder: adapter_config.json and adapter_model.safetensors in place of the model's.
+
 Written under another name, synced, then renamed: a folder with its final name is complete.
 """
 
@@ -24,6 +26,7 @@ from transformers import PreTrainedModel
 from forebay.config.checkpoints import name_of
 from forebay.errors import UsageError
 from forebay.learner.errors import LearnerError
+from forebay.learner.lora import has_adapter, write_config
 from forebay.learner.snapshot import host_tensors
 from forebay.wire.weights import HostState
 
@@ -114,6 +117,12 @@ class CheckpointStore:
 
 def _save_model(folder: Path, weights: HostState, model: PreTrainedModel, tokenizer: Any | None) -> None:
     tensors = host_tensors(weights)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    if has_adapter(model):
+        save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+        write_config(model, folder)
+        return
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     dtype = next(iter(tensors.values())).dtype
     model.config.save_pretrained(folder)
@@ -122,8 +131,6 @@ def _save_model(folder: Path, weights: HostState, model: PreTrainedModel, tokeni
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
 
 
 def _save_trainer(folder: Path, counters: Counters, trainer: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -14,6 +14,7 @@ from forebay.config.models import RunFile
 from forebay.learner.engine import Engine
 from forebay.learner.packing import MicroBatch
 from forebay.learner.pretrained import load_model
+from forebay.learner.sequence_parallel import hidden_at_targets
 
 
 class ValueModel(nn.Module):
@@ -28,14 +29,9 @@ class ValueModel(nn.Module):
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Value [t], float32 at least."""
-        hidden_1ne = self.body(
-            input_ids=batch.tokens_n[None],
-            position_ids=batch.positions_n[None],
-            use_cache=False,
-            layout=batch.layout,
-        ).last_hidden_state
-        value_t: torch.Tensor = self.head(hidden_1ne[0].index_select(0, batch.source_t))[:, 0]
-        return value_t if value_t.dtype == torch.float64 else value_t.float()
+        own = hidden_at_targets(self.body, batch)
+        value_o: torch.Tensor = self.head(own.hidden_oe)[:, 0]
+        return own.everywhere(value_o if value_o.dtype == torch.float64 else value_o.float())
 
 
 def value_loss(

@@ -46,10 +46,11 @@ class Engine(Generic[Scores]):
         deepspeed = start_deepspeed()
         if settings.compute_dtype == "float16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
             raise UsageError("learner.compute_dtype is float16, which this machine cannot train in; expected bfloat16")
-        self.parameters = sum(p.numel() for p in module.parameters())  #: how many numbers are trained
-        masters = {name: p.detach().clone() for name, p in module.named_parameters()} if _is_narrow(settings) else {}
+        self.parameters = sum(p.numel() for p in module.parameters())  #: how large the model is, trained or not
+        trained = dict(trained_parameters(module))
+        masters = {name: p.detach().clone() for name, p in trained.items()} if _is_narrow(settings) else {}
         self._optimizer = torch.optim.AdamW(
-            module.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+            trained.values(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )
         with silence():
             self._engine, *_ = deepspeed.initialize(
@@ -116,8 +117,8 @@ class Engine(Generic[Scores]):
         return Update(grad_norm=norm, applied=applied, rescaled=rescaled)
 
     def spoiled(self) -> list[str]:
-        """Names of the weights with a number that is not finite, in what this rank holds of them."""
-        named = dict(self.module.named_parameters())
+        """Names of the trained weights with a number that is not finite, in what this rank holds of them."""
+        named = dict(trained_parameters(self.module))
         held = [getattr(parameter, "ds_tensor", parameter) for parameter in named.values()]
         fine = torch.stack([part.isfinite().all() for part in held]).tolist()
         return [name for name, is_fine in zip(named, fine, strict=True) if not is_fine]
@@ -127,7 +128,7 @@ class Engine(Generic[Scores]):
         return max((int(state["step"]) for state in self._optimizer.state.values()), default=0)
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and whole fp32 tensors: every master weight and, after a first update, both of its moments.
+        """Names and whole fp32 tensors: every trained master weight and, after a first update, both of its moments.
 
         With float16 also its loss scale. The same on every number of ranks and at every ZeRO stage. A collective call:
         all ranks make it.
@@ -135,7 +136,7 @@ class Engine(Generic[Scores]):
         started = self.optimizer_updates() > 0
         if self._loss_scale is not None:
             yield loss_scale.NAME, self._loss_scale.state()
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in trained_parameters(self.module):
             yield f"master/{name}", self._state.master(parameter)
             for key in MOMENTS if started else ():
                 yield f"{key}/{name}", self._state.moment(parameter, key)
@@ -149,10 +150,15 @@ class Engine(Generic[Scores]):
             self._state.make_moments(updates)
         if self._loss_scale is not None:
             self._loss_scale.restore(state[f"{prefix}{loss_scale.NAME}"])
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in trained_parameters(self.module):
             self._state.set_master(parameter, state[f"{prefix}master/{name}"])
             for key in MOMENTS if updates else ():
                 self._state.set_moment(parameter, key, state[f"{prefix}{key}/{name}"])
+
+
+def trained_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Those that are not frozen, by name: beside an adapter the model itself has neither masters nor moments."""
+    return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
 
 
 def deepspeed_settings(settings: LearnerSection) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from forebay.buffer.client import Ended, Lease, Membership, Unreachable
+from forebay.buffer.client import Ended, Lease, Membership, Part, Unreachable
 from forebay.config.checkpoints import folder_of
 from forebay.config.identity import run_json
 from forebay.config.models import RunFile
@@ -26,12 +26,14 @@ from forebay.learner.checkpoint import TORCH_RANDOM, CheckpointStore, Counters, 
 from forebay.learner.distributed import start_deepspeed
 from forebay.learner.errors import BadExperience, KlExceeded, LearnerError
 from forebay.learner.heart import Heart
+from forebay.learner.lora import load_actor
 from forebay.learner.port import BufferPort, PartedPort
-from forebay.learner.pretrained import load_model, load_tokenizer
+from forebay.learner.pretrained import load_tokenizer
 from forebay.learner.publisher import Publisher
 from forebay.learner.ranked_port import RankedPort
 from forebay.learner.ranks import Ranks
 from forebay.learner.roles import load_roles
+from forebay.learner.sequence_parallel import check_heads
 from forebay.learner.snapshot import copy_to_host, host_specs
 from forebay.learner.stop import Stop
 from forebay.learner.trainer import Trainer
@@ -53,11 +55,12 @@ def run_learner(run: RunFile, client: PartedPort, stop: Stop) -> int:
     errors of `forebay.learner.errors`, having left the buffer properly."""
     start_deepspeed()
     ranks = Ranks.of_process_group()
+    data = ranks.in_teams(run.learner.sequence_parallel)
     checkpoints = CheckpointStore(folder_of(run.run.home), run.learner.keep_checkpoints)
     if ranks.is_lead:
         checkpoints.prepare()
-    port = RankedPort(client, ranks)
-    learner = Learner(run, port, stop, checkpoints, ranks)
+    port = RankedPort(client, ranks, Part(part=data.rank, parts=data.count))
+    learner = Learner(run, port, stop, checkpoints, ranks, data)
     try:
         return learner.live()
     except KlExceeded as error:
@@ -85,21 +88,23 @@ class Learner:
     lead alone is asked to stop, saves, and speaks with the buffer."""
 
     def __init__(
-        self, run: RunFile, client: BufferPort, stop: Stop, checkpoints: CheckpointStore, ranks: Ranks
+        self, run: RunFile, client: BufferPort, stop: Stop, checkpoints: CheckpointStore, ranks: Ranks, data: Ranks
     ) -> None:
+        """`data`: the ranks that have other data than this one, see `Ranks.in_teams`."""
         self._run, self._client, self._stop, self._checkpoints, self._ranks = run, client, stop, checkpoints, ranks
         self._clock = PhaseClock()
         self._ended = ""  #: why the data ended, once it has
         torch.manual_seed(run.run.seed)
         saved = ranks.agreed(checkpoints.newest())
-        self._model: PreTrainedModel = load_model(str(saved.folder) if saved else run.model.path)
+        self._model: PreTrainedModel = load_actor(run, saved.folder if saved else None)
+        check_heads(self._model, run.learner.sequence_parallel)
         self._tokenizer = load_tokenizer(run.model)
         if run.learner.gradient_checkpointing:
             self._model.gradient_checkpointing_enable()
         specs = host_specs(self._model, getattr(torch, run.publish.dtype))
         self._host = HostState.allocate(specs if ranks.is_lead else [])
         self._steering, self._steered = ranks.agreed(Steering.read(run.run.home)), run
-        self._roles = load_roles(self._steering.widest(run), self._model, ranks)
+        self._roles = load_roles(self._steering.widest(run), self._model, data)
         self._trainer = Trainer(self._roles, run, self._clock)
         self._progress = self._restored(saved)
         self._membership = self._joined()
@@ -193,7 +198,8 @@ class Learner:
             return batch
         problem = "; ".join(told for _, told in found)
         log.error("%s", problem)
-        self._client.reject(lease, [group_id for group_ids, _ in found for group_id in group_ids], problem)
+        rejected = dict.fromkeys(group_id for group_ids, _ in found for group_id in group_ids)
+        self._client.reject(lease, list(rejected), problem)
         return None
 
     def _lease(self, step: int) -> Lease | None:
@@ -275,7 +281,7 @@ class Learner:
 
     def _told(self, step: int, batch: Batch, metrics: Mapping[str, float]) -> dict[str, Any]:
         seconds = self._clock.take()
-        found = batch_metrics(batch.trajectories, step, self._ranks)
+        found = batch_metrics(batch.trajectories, step, self._roles.ranks)
         stored = self._publisher.last
         tokens_per_s = (found["generated_tokens"] + found["prompt_tokens"]) / max(sum(seconds.values()), 1e-9)
         self._heart.gauges = {"tokens_per_s": tokens_per_s}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from forebay.learner.sample import Floats32, Sample
 from forebay.learner.tokens import Sequences
 from forebay.wire.trajectory import Trajectory, VersionSpan
 from forebay.wire.version import Version
+
+if TYPE_CHECKING:
+    from forebay.learner.sequence_parallel import Team
 
 Ints = NDArray[np.int64]
 #: Sequences share a padded attention tile while the shortest is at least this part of the longest.
@@ -90,6 +93,7 @@ class MicroBatch:
     value_t: torch.Tensor | None
     return_t: torch.Tensor | None
     samples: tuple[Sample, ...]
+    team: Team | None = None  #: the ranks that share these tokens out
 
     @property
     def targets(self) -> int:
@@ -210,6 +214,7 @@ def _microbatch(pieces: list[list[Sample]]) -> MicroBatch:
         chosen = [array[positions] for array, positions in zip(arrays, targets, strict=True)]
         return torch.from_numpy(np.concatenate(chosen).astype(dtype))
 
+    columns: dict[str, Any] = {name: _column([getattr(sample, name) for sample in samples]) for name in COLUMNS}
     return MicroBatch(
         tokens_n=torch.from_numpy(np.concatenate(list(_token_runs(pieces))).astype(np.int64)),
         positions_n=torch.from_numpy(np.concatenate(list(_position_runs(pieces)))),
@@ -225,7 +230,7 @@ def _microbatch(pieces: list[list[Sample]]) -> MicroBatch:
         ),
         expected_b=torch.tensor([sample.expected for sample in samples], dtype=torch.float32),
         samples=samples,
-        **{name: _column([getattr(sample, name) for sample in samples]) for name in COLUMNS},
+        **columns,
     )
 
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from forebay.learner.logprobs import selected_logprobs
 from forebay.learner.packing import MicroBatch
+from forebay.learner.sequence_parallel import hidden_at_targets
 
 
 class Policy(nn.Module):
@@ -23,17 +24,13 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability [t] and entropy [t] of the targets; the head sees only the tokens that predict them."""
-        hidden_1ne = self.model.base_model(
-            input_ids=batch.tokens_n[None],
-            position_ids=batch.positions_n[None],
-            use_cache=False,
-            layout=batch.layout,
-        ).last_hidden_state
-        logprob_t, entropy_t = selected_logprobs(
-            hidden_1ne[0].index_select(0, batch.source_t),
+        own = hidden_at_targets(self.model.base_model, batch)
+        logprob_o, entropy_o = selected_logprobs(
+            own.hidden_oe,
             self._head[0].weight,
-            batch.target_t,
-            batch.temperature_t,
-            batch.top_p_t if bool((batch.top_p_t < 1).any()) else None,
+            own.of(batch.target_t),
+            own.of(batch.temperature_t),
+            own.of(batch.top_p_t) if bool((batch.top_p_t < 1).any()) else None,
         )
+        logprob_t, entropy_t = own.everywhere(logprob_o), own.everywhere(entropy_o)
         return logprob_t, entropy_t if self._entropy_gradient else entropy_t.detach()

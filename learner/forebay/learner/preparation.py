@@ -58,7 +58,7 @@ class Preparation:
         """Micro-batches of the useful ones, where the weights are; as many on each rank. A collective call."""
         batches = pack(self.useful(samples), self._settings.tokens_per_microbatch)
         batches += [idle()] * (max(self._roles.ranks.gathered(len(batches))) - len(batches))
-        return [batch.to(self._roles.actor.device) for batch in batches]
+        return [replace(batch.to(self._roles.actor.device), team=self._roles.ranks.team) for batch in batches]
 
     def _scored(self, groups: Groups, *, proximal: bool) -> Groups:
         columns: dict[str, Callable[[MicroBatch], torch.Tensor]] = {}

@@ -16,9 +16,9 @@ class RankedPort:
     """A `BufferPort` on every rank. `join`, `lease` and `rewind` are collective calls; what the lead alone does, does
     nothing on the others. An error of the buffer is raised on the lead, whose end is the end of all."""
 
-    def __init__(self, client: PartedPort, ranks: Ranks) -> None:
-        self._client, self._ranks = client, ranks
-        self._part = Part(part=ranks.rank, parts=ranks.count)
+    def __init__(self, client: PartedPort, ranks: Ranks, part: Part) -> None:
+        """`part`: of every batch, this rank's."""
+        self._client, self._ranks, self._part = client, ranks, part
 
     def join(self, role: str, id: str, fleet: str, region: str, run_json: str) -> Membership:
         """The lead's membership, in whose name the others lease."""

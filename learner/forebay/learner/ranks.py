@@ -9,7 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forebay.errors import UsageError
+
+if TYPE_CHECKING:
+    from forebay.learner.sequence_parallel import Team
 
 T = TypeVar("T")
 
@@ -28,6 +33,7 @@ class Ranks:
     rank: int = 0
     count: int = 1
     group: Any = None  #: the process group of these calls: through the CPU, whatever the model is on
+    team: Team | None = None  #: those that share this one's sequences
 
     @classmethod
     def of_process_group(cls) -> Ranks:
@@ -36,6 +42,25 @@ class Ranks:
 
         ranks = cls(rank=dist.get_rank(), count=dist.get_world_size())
         return ranks.apart() if ranks.count > 1 else ranks
+
+    def in_teams(self, size: int) -> Ranks:
+        """With every `size` neighbours a team that shares its sequences: those at this one's place in all teams, each
+        of which has other data than this one. A collective call. Raises UsageError."""
+        if size == 1:
+            return self
+        if self.count % size:
+            raise UsageError(f"learner.sequence_parallel is {size}, but {self.count} ranks were started")
+        import torch.distributed as dist
+
+        from forebay.learner.sequence_parallel import Team
+
+        place, number, teams = self.rank % size, self.rank // size, self.count // size
+        team_groups = [dist.new_group(list(range(one * size, (one + 1) * size))) for one in range(teams)]
+        data_groups = [
+            dist.new_group(list(range(one, self.count, size)), backend="gloo", timeout=TIMEOUT) for one in range(size)
+        ]
+        team = Team(rank=place, count=size, group=team_groups[number])
+        return Ranks(rank=number, count=teams, group=data_groups[place], team=team)
 
     @property
     def is_lead(self) -> bool:
@@ -57,7 +82,7 @@ class Ranks:
         import torch.distributed as dist
 
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.group)
+        dist.broadcast_object_list(values, group_src=0, group=self.group)
         return values[0]
 
     def gathered(self, value: T) -> list[T]:
@@ -77,7 +102,7 @@ class Ranks:
         import torch.distributed as dist
 
         values: list[Any] | None = [None] * self.count if self.is_lead else None
-        dist.gather_object(value, values, dst=0, group=self.group)
+        dist.gather_object(value, values, group_dst=0, group=self.group)
         return values or []
 
     def total(self, value: float) -> float:

@@ -5,12 +5,54 @@ Shape suffixes: t trained tokens.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from forebay.config.models import RunFile
+from forebay.learner.engine import Engine
+from forebay.learner.lora import without_adapter
 from forebay.learner.packing import MicroBatch
 from forebay.learner.policy import Policy
 from forebay.learner.pretrained import load_model
+
+
+class Reference(Protocol):
+    """Whoever knows the log-probabilities of the model that the policy stays near."""
+
+    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Log-probability [t] of each trained token. A collective call."""
+        ...
+
+    def rest(self) -> None:
+        """Nobody asks for a while."""
+        ...
+
+
+def load_reference(run: RunFile, actor: Engine[tuple[torch.Tensor, torch.Tensor]]) -> Reference:
+    """A model of its own; beside an adapter, unless the run file names another model, the actor without it.
+
+    Raises UsageError when there is no such model.
+    """
+    if run.learner.lora is not None and run.learner.reference.path is None:
+        return BareActor(actor)
+    return ReferenceModel(run, actor.device)
+
+
+class BareActor:
+    """The frozen model under the actor's adapter, which costs no memory."""
+
+    def __init__(self, actor: Engine[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._actor = actor
+
+    @torch.no_grad()
+    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Log-probability [t] of each trained token. A collective call."""
+        with without_adapter(self._actor.module):
+            return self._actor.score(batch)[0]
+
+    def rest(self) -> None:
+        """The actor needs its weights."""
 
 
 class ReferenceModel:

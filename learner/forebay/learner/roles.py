@@ -14,7 +14,7 @@ from forebay.learner.critic import load_critic
 from forebay.learner.engine import Engine
 from forebay.learner.policy import Policy
 from forebay.learner.ranks import ALONE, Ranks
-from forebay.learner.reference_model import ReferenceModel
+from forebay.learner.reference_model import Reference, load_reference
 
 CRITIC = "critic/"
 
@@ -25,7 +25,7 @@ class Roles:
 
     actor: Engine[tuple[torch.Tensor, torch.Tensor]]
     critic: Engine[torch.Tensor] | None = None
-    reference: ReferenceModel | None = None
+    reference: Reference | None = None
     ranks: Ranks = ALONE
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -52,6 +52,6 @@ def load_roles(run: RunFile, model: PreTrainedModel, ranks: Ranks = ALONE) -> Ro
     return Roles(
         actor=actor,
         critic=load_critic(run) if run.learner.estimator == "gae" else None,
-        reference=ReferenceModel(run, actor.device) if run.learner.kl_coef else None,
+        reference=load_reference(run, actor) if run.learner.kl_coef else None,
         ranks=ranks,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from forebay.learner.lora import adapter_tensors, has_adapter
 from forebay.wire.weights import HostState, TensorSpec
 
 #: Elements that are brought together at once.
@@ -18,7 +19,10 @@ DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def published_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Every parameter and saved buffer by its checkpoint name; tied weights stand once, as in the checkpoint."""
+    """Every parameter and saved buffer by its checkpoint name; tied weights stand once, as in the checkpoint. Of a
+    model with an adapter, the adapter alone."""
+    if has_adapter(model):
+        return adapter_tensors(model)
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in tied}
 
