@@ -14,11 +14,23 @@ from forebay.learner.policy import Policy
 from forebay.learner.sample import with_advantage
 from tests.learner.models import random_groups, tiny_llama
 
-KINDS = [("float32", 0), ("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)]
+KINDS = [
+    ("float32", 0), ("float32", 1), ("float32", 2), ("float32", 3), ("bfloat16", 1), ("bfloat16", 2), ("bfloat16", 3),
+]  # fmt: skip
+#: Also the smallest weights are taken apart.
+EVERYWHERE = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
 
-def engine(dtype: str = "float32", stage: int = 0, seed: int = 0) -> Engine[tuple[torch.Tensor, torch.Tensor]]:
-    settings = LearnerSection(compute_dtype=dtype, zero_stage=stage, lr=1e-3)  # type: ignore[arg-type]
+def engine(
+    dtype: str = "float32", stage: int = 0, seed: int = 0, *, offload: bool = False
+) -> Engine[tuple[torch.Tensor, torch.Tensor]]:
+    settings = LearnerSection(
+        compute_dtype=dtype,  # type: ignore[arg-type]
+        zero_stage=stage,  # type: ignore[arg-type]
+        lr=1e-3,
+        offload_optimizer=offload,
+        deepspeed=EVERYWHERE if stage == 3 else {},
+    )
     return Engine(Policy(tiny_llama(seed)), settings)
 
 
@@ -115,6 +127,21 @@ def test_restored_state_goes_on_bit_for_bit(dtype: str, stage: int) -> None:
         train(resumed, batches(step))
     for name, tensor in weights(resumed).items():
         assert torch.equal(tensor, weights(straight)[name]), name
+
+
+@pytest.mark.parametrize(("dtype", "stage"), [("float32", 1), ("bfloat16", 2), ("bfloat16", 3)])
+def test_an_offloaded_optimizer_makes_the_same_updates_and_goes_on(dtype: str, stage: int) -> None:
+    there, here = engine(dtype, stage, offload=True), engine(dtype, stage)
+    for step in range(2):
+        assert train(there, batches(step)) == pytest.approx(train(here, batches(step)), rel=1e-5)
+    saved = weights(there)
+    resumed = engine(dtype, stage, seed=3, offload=True)
+    resumed.restore(saved, updates=2)
+    for ours in (there, here, resumed):
+        train(ours, batches(2))
+    for name, tensor in weights(there).items():
+        assert torch.equal(weights(resumed)[name], tensor), name
+        assert float((weights(here)[name] - tensor).abs().max()) < 1e-4, name
 
 
 def test_run_file_settings_are_merged_into_deepspeeds() -> None:

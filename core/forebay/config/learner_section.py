@@ -225,6 +225,9 @@ class LearnerSection(Section):
         default=1, description="what ranks share out: 1 optimizer state, 2 and gradients, 3 and weights"
     )
     gradient_checkpointing: bool = False
+    offload_optimizer: bool = Field(
+        default=False, description="masters and moments in host memory, updated there (ZeRO 1 to 3)"
+    )
     tokens_per_microbatch: Positive = 8192
     checkpoint_every_steps: Positive = 10
     keep_checkpoints: Positive = 2
@@ -258,6 +261,8 @@ class LearnerSection(Section):
                 f"learner.sequence_parallel is {self.sequence_parallel}; expected a divisor of learner.ranks "
                 f"({self.ranks})"
             )
+        if self.offload_optimizer and self.zero_stage == 0 and self.compute_dtype == "float32":
+            yield "learner.offload_optimizer is true, but learner.zero_stage is 0; expected 1, 2 or 3"
         if self.minibatch_trajectories is not None and self.minibatches > 1:
             yield "learner.minibatches and learner.minibatch_trajectories are both set; expected one of them"
         if self.reduce_dtype != "float32" and self.reduce_dtype != self.compute_dtype:

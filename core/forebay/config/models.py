@@ -30,6 +30,7 @@ LOCAL_KEYS = frozenset(
         "learner.sequence_parallel",
         "learner.zero_stage",
         "learner.gradient_checkpointing",
+        "learner.offload_optimizer",
         "learner.tokens_per_microbatch",
         "learner.keep_checkpoints",
         "learner.deepspeed",

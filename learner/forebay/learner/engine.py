@@ -176,6 +176,9 @@ def deepspeed_settings(settings: LearnerSection) -> dict[str, Any]:
             "overlap_comm": False,
         },
     }
+    if settings.offload_optimizer:
+        ours["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        ours["zero_force_ds_cpu_optimizer"] = False  # its own Adam takes a compiler; torch's is fused on the CPU too
     if _is_narrow(settings):
         ours["data_types"] = {"grad_accum_dtype": DEEPSPEED_NAMES[settings.reduce_dtype]}
         ours["communication_data_type"] = DEEPSPEED_NAMES[settings.reduce_dtype]
