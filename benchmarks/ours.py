@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.fleet.replay import free_addresses
+from forebay.loopback import free_addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

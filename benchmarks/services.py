@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forebay.buffer.client import BlockingClient
-from forebay.fleet.replay import free_addresses
+from forebay.loopback import free_addresses
 from forebay.wire.v1 import common_pb2, control_pb2
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.buffer_load.commands import ROOT
 from forebay.buffer.client import BlockingClient
 from forebay.config.toml_text import toml_text
-from forebay.fleet.replay import free_addresses
+from forebay.loopback import free_addresses
 from forebay.wire.v1 import control_pb2, experience_pb2
 
 START_TIMEOUT_S = 120.0

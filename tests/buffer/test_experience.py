@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from forebay.buffer.client import BufferClient, Fenced, FrameRefused, Lease, Refused, RunMismatch, Trained, Waiting
+from forebay.buffer.client import (
+    BufferClient,
+    Fenced,
+    FrameRefused,
+    Lease,
+    Part,
+    Refused,
+    RunMismatch,
+    Trained,
+    Waiting,
+)
 from forebay.buffer.conservation import balanced, imbalances, ledger_of, ledger_table
 from forebay.config.identity import run_json
 from forebay.wire.experience import decode_frame
@@ -273,6 +283,32 @@ async def test_leases_and_rewinds(serve: Serve) -> None:
             first.group_ids,
             second.group_ids if isinstance(second, Lease) else (),
         ]
+
+
+async def test_ranks_lease_their_parts_of_a_batch(serve: Serve) -> None:
+    """Each in the lead's name, each frames of its own groups alone, and all of them the same batch."""
+    async with serve(groups_per_step=5) as served, served.client() as lead, served.client() as sampler:
+        await join_learner(lead, served.run)
+        await join_sampler(sampler, served.run)
+        for _ in range(5):
+            await produce(sampler, 1, V0)
+        async with served.client() as other:
+            other.speak_for(lead.member)
+            parts = [await client.lease(1, 5.0, part=Part(part=n, parts=2)) for n, client in enumerate((lead, other))]
+        whole = await lead.lease(1, 5.0)
+        assert isinstance(whole, Lease)
+        seen = list[int]()
+        for number, part in enumerate(parts):
+            assert isinstance(part, Lease)
+            assert (part.group_ids, part.attempt) == (whole.group_ids, 1)
+            assert list(part.own_ids) == list(whole.group_ids[number::2])
+            arrived = [group.group_id for frame in part.frames for group in frame.header.groups]
+            assert sorted(arrived) == sorted(part.own_ids)
+            seen += arrived
+        assert sorted(seen) == sorted(whole.group_ids)
+        with pytest.raises(Refused, match="parts count from 0"):
+            await lead.lease(1, 0.0, part=Part(part=2, parts=2))
+        await lead.commit(1, 0, {}, attempt=1)
 
 
 async def test_a_lease_may_carry_the_commit_of_the_step_before(serve: Serve) -> None:
