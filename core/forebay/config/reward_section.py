@@ -24,6 +24,9 @@ class RewardModelSection(Section):
     make: str | None = Field(
         default=None, description="module:function(folder, seed) that makes the model at `path` when it is missing"
     )
+    engine: Literal["transformers", "vllm"] = Field(
+        default="transformers", description="what runs the model; vllm: its pooling engine, in the same process"
+    )
     address: Address = Field(description="where `forebay reward` serves it and samplers ask")
     http: Address | None = Field(default=None, description="health and metrics of the service; none: not served")
     weight: Finite = Field(default=1.0, description="what the score counts in the reward; 0: it is only recorded")
@@ -65,6 +68,12 @@ class RewardSection(Section):
                 "reward.rule_weight is 0 and no reward model counts: every reward would be 0; "
                 "expected a reward.rule_weight other than 0, or a [reward.models.NAME] with a weight"
             )
+        for name, model in self.models.items():
+            if model.engine == "vllm" and model.device is not None:
+                yield (
+                    f"reward.models.{name}.device is {toml_value(model.device)}, but vLLM chooses its device itself; "
+                    'expected CUDA_VISIBLE_DEVICES in the environment, or engine = "transformers"'
+                )
         owners: dict[str, str] = {}
         for name, model in self.models.items():
             for key, address in (("address", model.address), ("http", model.http)):

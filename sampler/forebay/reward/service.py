@@ -73,6 +73,10 @@ def load(name: str, section: RewardModelSection, seed: int) -> Scorer:
         source = model_source(ModelSection(path=section.path, make=section.make), seed)
     except UsageError as error:
         raise UsageError(f"reward.models.{name}.{str(error).removeprefix('model.')}") from error
+    if section.engine == "vllm":
+        from forebay.reward.pooling import PoolingEngine
+
+        return PoolingEngine.load(name, section, source)
     from forebay.reward.classifier import SequenceClassifier  # torch, which takes seconds
 
     return SequenceClassifier.load(name, section, source)
