@@ -94,7 +94,8 @@ class CheckpointStore:
         tokenizer: Any | None,
         trainer: Iterable[tuple[str, torch.Tensor]],
     ) -> Path:
-        """Write a checkpoint durably and delete the oldest beyond `keep`; `weights` is the published host copy."""
+        """Write a checkpoint durably and delete the oldest beyond `keep`. `weights` (the published host copy) and
+        `trainer` are nobody else's meanwhile."""
         final = self._folder / name_of(counters.step)
         writing = self._folder / f".writing-{final.name}"
         shutil.rmtree(writing, ignore_errors=True)
@@ -134,8 +135,7 @@ def _save_model(folder: Path, weights: HostState, model: PreTrainedModel, tokeni
 
 
 def _save_trainer(folder: Path, counters: Counters, trainer: Iterable[tuple[str, torch.Tensor]]) -> None:
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in trainer}
-    save_file(tensors, folder / "state.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in trainer}, folder / "state.safetensors")
     (folder / "state.json").write_text(json.dumps(asdict(counters), indent=2) + "\n")
 
 

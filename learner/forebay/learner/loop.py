@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from forebay.config.steering import Steering
 from forebay.errors import EXIT_DONE, EXIT_FAILED
 from forebay.learner.batch import Batch, batch_metrics, open_batch
 from forebay.learner.checkpoint import TORCH_RANDOM, CheckpointStore, Counters, Saved
+from forebay.learner.checkpoint_writer import CheckpointWriter
 from forebay.learner.distributed import start_deepspeed
 from forebay.learner.errors import BadExperience, KlExceeded, LearnerError
 from forebay.learner.heart import Heart
@@ -75,14 +76,6 @@ def run_learner(run: RunFile, client: PartedPort, stop: Stop) -> int:
         learner.leave()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far training has come."""
-
-    step: int
-    checkpoint_step: int
-
-
 class Learner:
     """One incarnation of the learner, or one rank of it: all ranks go through the same steps side by side, and the
     lead alone is asked to stop, saves, and speaks with the buffer."""
@@ -106,7 +99,8 @@ class Learner:
         self._steering, self._steered = ranks.agreed(Steering.read(run.run.home)), run
         self._roles = load_roles(self._steering.widest(run), self._model, data)
         self._trainer = Trainer(self._roles, run, self._clock)
-        self._progress = self._restored(saved)
+        self._step = self._restored(saved)  #: committed last
+        self._writer, self._told_saved = CheckpointWriter(self._step), self._step
         self._membership = self._joined()
         self._publisher = Publisher(
             client,
@@ -122,7 +116,7 @@ class Learner:
         """The main loop. Returns the exit code."""
         with self._heart:
             self._start()
-            for step in range(self._progress.step + 1, self._run.learner.steps + 1):
+            for step in range(self._step + 1, self._run.learner.steps + 1):
                 batch = self._batch(step)
                 if batch is None:
                     break
@@ -136,13 +130,15 @@ class Learner:
     def leave(self) -> None:
         """Say goodbye; harmless after a failure."""
         self._publisher.close(timeout_s=LEAVE_S)
+        with suppress(LearnerError):
+            self._writer.wait(LEAVE_S)
         with suppress(Unreachable):
             self._client.leave(self._stop.reason or "done")
 
     def _joined(self) -> Membership:
         """Membership, with the buffer rewound to what this learner resumes from."""
         membership = self._client.join("learner", "learner", "learner", "center", run_json(self._run))
-        step = self._progress.step
+        step = self._step
         if step > membership.committed_step:
             # Killed between a checkpoint and its commit: the step is trained, and must not be trained again.
             self._client.commit(step, step, {})
@@ -151,9 +147,10 @@ class Learner:
                  membership.run, membership.member.incarnation, step, replayed)  # fmt: skip
         return membership
 
-    def _restored(self, saved: Saved | None) -> Progress:
+    def _restored(self, saved: Saved | None) -> int:
+        """Which step that is."""
         if saved is None:
-            return Progress(step=0, checkpoint_step=0)
+            return 0
         tensors = saved.tensors()
         torch.set_rng_state(tensors[TORCH_RANDOM])
         try:
@@ -165,14 +162,14 @@ class Learner:
             ) from error
         self._trainer.resume(saved.counters.skipped)
         log.info("resuming from %s", saved.folder)
-        return Progress(step=saved.counters.step, checkpoint_step=saved.counters.step)
+        return saved.counters.step
 
     def _start(self) -> None:
         """Publish the weights that training starts from, and wait until the buffer has them."""
-        self._heart.doing(f"publishing step {self._progress.step}")
+        self._heart.doing(f"publishing step {self._step}")
         copy_to_host(self._model, self._host)
         self._publisher.adopt(self._host, self._fill)
-        self._offer(self._progress.step)
+        self._offer(self._step)
         while not self._ranks.agreed(self._publisher.wait_stored(timeout_s=LEASE_WAIT_S) or self._stop.asked):
             pass
         self._clock.take()
@@ -224,7 +221,7 @@ class Learner:
     def _steer(self, step: int) -> None:
         """Train as somebody wanted who resumed the run. Raises LearnerError when that was after this process began."""
         newest = self._checkpoints.newest()
-        gone_back = (newest.counters.step if newest else 0) < self._progress.checkpoint_step
+        gone_back = (newest.counters.step if newest else 0) < self._writer.saved_step
         if self._ranks.agreed(gone_back or Steering.read(self._run.run.home) != self._steering):
             raise LearnerError(
                 "the run was resumed from an earlier checkpoint or with other settings; start the learner again"
@@ -253,17 +250,19 @@ class Learner:
     def _checkpoint(self, step: int) -> None:
         self._heart.doing(f"saving step {step}")
         with self._clock.phase("checkpoint"):
+            self._writer.wait()  # for the host copy, too
             copy_to_host(self._model, self._host)
             updates, critic_updates = self._roles.updates()
             counters = Counters(
                 step=step, updates=updates, skipped=self._trainer.skipped, critic_updates=critic_updates
             )
             trainer = chain(self._roles.state(), [(TORCH_RANDOM, torch.get_rng_state())])
-            if self._ranks.is_lead:
-                self._checkpoints.save(counters, self._host, self._model, self._tokenizer, trainer)
-            else:
+            if not self._ranks.is_lead:
                 deque(trainer, maxlen=0)
-        self._progress = Progress(step=self._progress.step, checkpoint_step=step)
+                return
+            copied = [(name, tensor.detach().cpu().clone()) for name, tensor in trainer]
+            save = partial(self._checkpoints.save, counters, self._host, self._model, self._tokenizer, copied)
+            self._writer.start(step, save)
 
     def _commit(self, lease: Lease, batch: Batch, metrics: Mapping[str, float]) -> None:
         step = lease.step
@@ -271,9 +270,11 @@ class Learner:
             self._heart.doing(f"publishing step {step}")
             with self._clock.phase("publish"):
                 self._publisher.wait_stored()
+                self._writer.wait()
         told = self._told(step, batch, metrics)
-        self._client.commit(step, self._progress.checkpoint_step, told, lease.attempt)
-        self._progress = Progress(step=step, checkpoint_step=self._progress.checkpoint_step)
+        self._told_saved = self._writer.saved_step
+        self._client.commit(step, self._told_saved, told, lease.attempt)
+        self._step = step
         if self._ranks.is_lead:
             _append_line(self._run.run.home / "learner" / "metrics.jsonl", {"step": step, **told})
         shown = (told[key] for key in ("reward_mean", "kl", "tokens_per_s"))
@@ -296,15 +297,18 @@ class Learner:
 
     def _finish(self) -> int:
         """Done, or asked to stop: nothing trained is left unsaved, nothing offered unsent unless the buffer is away."""
-        step = self._progress.step
+        step = self._step
         if self._ended:
             log.info("finished after step %d: %s", step, self._ended)
             if step % self._run.publish.every_steps:
                 self._offer(step)
             self._publisher.wait_stored()
         failed = self._ranks.agreed(self._stop.failed)
-        if step > self._progress.checkpoint_step and not failed:
+        self._writer.wait()
+        if self._ranks.agreed(step > self._writer.saved_step) and not failed:
             self._checkpoint(step)
+            self._writer.wait()
+        if self._writer.saved_step > self._told_saved:
             self._tell_saved(step)
         if self._stop.asked:
             log.info("stopping after step %d: %s", step, self._stop.reason)
@@ -312,7 +316,7 @@ class Learner:
 
     def _tell_saved(self, step: int) -> None:
         try:
-            self._client.commit(step, step, {})
+            self._client.commit(step, self._writer.saved_step, {})
         except Unreachable as error:
             log.warning("step %d is saved, but the buffer was not told (%s); the next start tells it", step, error)
 
