@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, LlamaForSequenceClassification
 
+from forebay.errors import UsageError
 from forebay.learner.critic import ValueModel
 from forebay.learner.kl import ESTIMATES
 from forebay.learner.policy import Policy
@@ -38,6 +40,31 @@ def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], role:
 def reference_scores(roles: Roles, trajectories: list[Trajectory]) -> torch.Tensor:
     assert roles.reference is not None
     return torch.cat([roles.reference.logprobs(batch) for batch in packed(trajectories)])
+
+
+def test_a_critic_starts_from_a_reward_model_head_and_all(model_folder: Path, tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(model_folder, num_labels=1, pad_token_id=0)
+    torch.manual_seed(3)
+    scorer = LlamaForSequenceClassification(config)
+    scorer.save_pretrained(tmp_path / "reward")
+    _, roles = trainer_of(run_file(model_folder, **PPO, critic={"path": str(tmp_path / "reward")}))
+    batch = random_groups(0)
+    found = iter(values(roles, batch))
+    with torch.no_grad():
+        for trajectory in (sample.trajectory for micro in packed(batch) for sample in micro.samples):
+            tokens = np.concatenate([trajectory.prompt_tokens, trajectory.tokens])
+            hidden = scorer.model(torch.tensor(tokens[None].astype(np.int64))).last_hidden_state
+            expected = scorer.score(hidden)[0, :, 0]
+            for position in np.flatnonzero(trajectory.loss_mask) + len(trajectory.prompt_tokens) - 1:
+                assert float(next(found)) == pytest.approx(float(expected[position]), abs=1e-5)
+    assert next(found, None) is None
+
+
+def test_a_critic_does_not_start_from_a_classifier(model_folder: Path, tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(model_folder, num_labels=3, pad_token_id=0)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path / "kinds")
+    with pytest.raises(UsageError, match=r"critic\.path.*one label"):
+        trainer_of(run_file(model_folder, **PPO, critic={"path": str(tmp_path / "kinds")}))
 
 
 @pytest.mark.parametrize(("dtype", "stage", "estimator"), KINDS)

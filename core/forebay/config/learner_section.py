@@ -52,7 +52,9 @@ STEERABLE = frozenset(
 class CriticSection(Section):
     """The critic; there is one when `learner.estimator` is "gae"."""
 
-    path: str | None = Field(default=None, description="model that it starts from; default: [model] path, as the actor")
+    path: str | None = Field(
+        default=None, description="a language model or a reward model that it starts from; default: [model] path"
+    )
     lr: NonNegative = 1e-5
     value_clip: NonNegative = Field(
         default=0.2, description="values move at most this far from the step's first ones; 0: no clipping"

@@ -13,19 +13,23 @@ from forebay.config.learner_section import LearnerSection
 from forebay.config.models import RunFile
 from forebay.learner.engine import Engine
 from forebay.learner.packing import MicroBatch
-from forebay.learner.pretrained import load_model
+from forebay.learner.pretrained import load_model, load_scorer
 from forebay.learner.sequence_parallel import hidden_at_targets
 
 
 class ValueModel(nn.Module):
-    """Values of the states before each trained token. The head starts at 0: an unknown future is worth nothing."""
+    """Values of the states before each trained token. The head starts at 0, an unknown future is worth nothing; or it
+    is that of the reward model that the critic starts from."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, score: nn.Linear | None = None) -> None:
         super().__init__()
         self.body = model.base_model
         self.head = nn.Linear(model.config.hidden_size, 1, bias=True)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+        if score is not None:
+            with torch.no_grad():
+                self.head.weight.copy_(score.weight)
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Value [t], float32 at least."""
@@ -51,12 +55,14 @@ def value_loss(
 
 
 def load_critic(run: RunFile) -> Engine[torch.Tensor]:
-    """A critic that has learned nothing yet, in an engine of its own. Raises UsageError."""
+    """A critic in an engine of its own: it knows nothing yet, or what a reward model knows. Raises UsageError."""
     settings = run.learner
-    model = load_model(settings.critic.path or run.model.path)
+    path = settings.critic.path or run.model.path
+    scorer = load_scorer(path)
+    model = scorer or load_model(path)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    return Engine(ValueModel(model).train(), critic_settings(settings))
+    return Engine(ValueModel(model, scorer and scorer.score).train(), critic_settings(settings))
 
 
 def critic_settings(settings: LearnerSection) -> LearnerSection:

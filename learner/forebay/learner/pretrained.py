@@ -6,7 +6,13 @@ import logging
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from forebay.config.models import ModelSection
 from forebay.errors import UsageError
@@ -26,6 +32,26 @@ def load_model(path: str) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"model.path: cannot load {path!r}: {_first_line(error)}") from error
     _check(model, path)
+    _remove_dropout(model)
+    return model
+
+
+def load_scorer(path: str) -> PreTrainedModel | None:
+    """The reward model at `path` (a sequence classifier with one label), loaded as `load_model` does; None when what is
+    there is another kind of model. Raises UsageError."""
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"learner.critic.path: cannot load {path!r}: {_first_line(error)}") from error
+    if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
+        return None
+    register()
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+        path, dtype=torch.float32, attn_implementation=ATTENTION
+    )
+    head = getattr(model, "score", None)
+    if not isinstance(head, torch.nn.Linear) or head.out_features != 1:
+        raise UsageError(f"learner.critic.path: {path!r} is no reward model; expected a `score` layer with one label")
     _remove_dropout(model)
     return model
 
