@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from forebay.cli.arguments import Subparsers, add_command, add_run_files, load_run, run_flags
 from forebay.cli.threads import settle_own_threads
 from forebay.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from forebay.rank import is_launched, rank, ranks, ranks_here
 
 if TYPE_CHECKING:
     from forebay.config.models import RunFile
@@ -84,13 +85,12 @@ def buffer_command(arguments: argparse.Namespace) -> int:
 
 def learner_command(arguments: argparse.Namespace) -> int:
     """Serve as one rank, or start all ranks that the run file wants here. Raises UsageError."""
-    started = "RANK" in os.environ  # by us, torchrun or another launcher
-    run = load_run(arguments)
+    run, started = load_run(arguments), is_launched()
     if not started and run.learner.ranks > 1:
         return _start_ranks(run, arguments)
-    if started and run.learner.ranks not in (1, count := int(os.environ["WORLD_SIZE"])):
+    if started and run.learner.ranks not in (1, ranks()):
         raise UsageError(
-            f"learner.ranks is {run.learner.ranks}, but {count} were started; leave it out, or start as many"
+            f"learner.ranks is {run.learner.ranks}, but {ranks()} were started; leave it out, or start as many"
         )
     return serve("learner", arguments)
 
@@ -144,7 +144,7 @@ def serve(role: str, arguments: argparse.Namespace) -> int:
     others = [_load_other(path) for path in arguments.also] if role == "buffer" else []
     settle_own_threads(
         {"sampler": run.sampler.cpu_threads, "learner": run.learner.cpu_threads}.get(role),
-        processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        processes=ranks_here(),
     )
     # Last: importing a service may take many seconds, and mistakes should be told at once.
     entry: Callable[..., int] = importlib.import_module(f"forebay.{role}.service").serve
@@ -153,9 +153,8 @@ def serve(role: str, arguments: argparse.Namespace) -> int:
 
 def _log_settings(role: str, run: RunFile) -> tuple[str, str]:
     """The name before each line, and the level. What all ranks of a learner do, its lead tells alone."""
-    rank = os.environ.get("RANK", "0")
-    if role == "learner" and rank != "0":
-        return f"learner.{rank}", "warning"
+    if role == "learner" and rank() > 0:
+        return f"learner.{rank()}", "warning"
     return run.sampler.id or role if role == "sampler" else role, run.observe.log_level
 
 

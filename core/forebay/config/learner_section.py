@@ -77,7 +77,7 @@ class LoraSection(Section):
     )
     targets: str | list[str] = Field(
         default=ALL_LINEAR,
-        description='the modules that get an adapter, ["q_proj", "v_proj"]; all-linear: every linear layer but the head',
+        description='modules that get an adapter, ["q_proj", "v_proj"]; all-linear: every linear layer but the head',
     )
 
     @property

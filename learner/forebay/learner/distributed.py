@@ -14,9 +14,7 @@ import torch
 
 from forebay.learner.ranks import TIMEOUT
 from forebay.loopback import free_addresses
-
-#: The process that set up a group of its own and the group's port, in its environment and its children's.
-_ALONE = "FOREBAY_ALONE_PID"
+from forebay.rank import be_alone, is_alone, is_launched
 
 
 def start_deepspeed() -> ModuleType:
@@ -24,13 +22,11 @@ def start_deepspeed() -> ModuleType:
 
     Under torchrun or DeepSpeed's launcher the environment already names the group.
     """
-    on_gpu, me = torch.cuda.is_available(), str(os.getpid())
+    on_gpu = torch.cuda.is_available()
     if not on_gpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    if "RANK" not in os.environ or _inherited(me):
-        host, port = free_addresses(1)[0].split(":")
-        os.environ.update({_ALONE: f"{me} {port}"}, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-        os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
+    if not is_launched() and not is_alone():
+        be_alone(*free_addresses(1)[0].split(":"))
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # about what DeepSpeed calls
     with silence(), _mute_children():
         import deepspeed
@@ -40,13 +36,6 @@ def start_deepspeed() -> ModuleType:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False, timeout=TIMEOUT)
     return deepspeed  # type: ignore[no-any-return]
-
-
-def _inherited(me: str) -> bool:
-    """What a lone learner has set is nothing to its children, who would all want its port; unless somebody has set it
-    anew for them."""
-    process, _, port = os.environ.get(_ALONE, "").partition(" ")
-    return process not in ("", me) and port == os.environ.get("MASTER_PORT")
 
 
 @contextlib.contextmanager

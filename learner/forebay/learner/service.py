@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 
 from forebay.buffer.client import BlockingClient
 from forebay.config.models import RunFile
 from forebay.learner.loop import run_learner
 from forebay.learner.stop import Stop
+from forebay.rank import rank
 
 #: Seconds that a rank other than the lead keeps an error to itself.
 PATIENCE_S = 5.0
@@ -24,7 +24,7 @@ def serve(run: RunFile) -> int:
         try:
             return run_learner(run, client, stop)
         except Exception:
-            if os.environ.get("RANK", "0") != "0":
+            if rank() > 0:
                 # It may only have lost the others, or fail as all do: whoever started us ends us, and the lead tells.
                 time.sleep(PATIENCE_S)
             raise
