@@ -26,10 +26,10 @@ async def test_killed_services_come_back_and_the_run_ends_as_if_nothing_had_been
     with Shells(tmp_path, ROOT / "tests/end_to_end/digits.toml", [model]) as shells:
         shells.start("run", "run")
         await _appears(shells)
-        for step, command in ((1, "learner"), (3, "sampler"), (5, "buffer")):
+        for step, commands in ((2, ("learner", "sampler")), (5, ("buffer",))):
             await shells.until(lambda status, step=step: status.step >= step, watch, DEADLINE_S)
-            (pid,) = shells.children(command)
-            os.kill(pid, signal.SIGKILL)
+            for pid in [pid for command in commands for pid in shells.children(command)]:
+                os.kill(pid, signal.SIGKILL)
         code = await asyncio.wait_for(asyncio.to_thread(shells.processes["run"].wait), DEADLINE_S)
         assert code == 0, shells.log("run")[-3000:]
         log = shells.log("run")

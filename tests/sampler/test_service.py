@@ -95,29 +95,21 @@ async def _train(learner: Learner, step: int, state: HostState, *, last: bool) -
 
 
 @pytest.mark.timeout(600)
-async def test_killed_sampler_leaves_no_process_and_its_successor_ends_the_run(
-    run: RunFile, checkpoint: Path, tmp_path: Path
-) -> None:
-    """Joins, proves the checkpoint, evaluates, generates, follows versions; killed and started again; exit 0."""
+async def test_killed_sampler_leaves_no_process(run: RunFile, checkpoint: Path, tmp_path: Path) -> None:
+    """Joins, proves the checkpoint, evaluates, generates; killed. (tests/end_to_end has its successor.)"""
     async with buffer_with_learner(run) as (server, learner):
         state = base_state(checkpoint)
         await learner.publish(0, state)
         async with sampler_process(run, server.address, tmp_path) as process:
-            state = await _train(learner, 1, state, last=False)
+            await _train(learner, 1, state, last=False)
             children = descendants(process.pid)
             assert len(children) >= 3  # vLLM's engine and its worker, and what scores
             process.send_signal(signal.SIGKILL)
             await process.wait()
             await soon(lambda: not any(map(alive, children)))
-        async with sampler_process(run, server.address, tmp_path) as process:
-            await _train(learner, 2, state, last=True)
-            async with asyncio.timeout(DEADLINE_S):
-                assert await process.wait() == 0
         status = await learner.client.status()
-        assert [result.version.step for result in status.evals] == [0, 2]
-        log = (tmp_path / "sampler.log").read_text()
-        assert "Traceback" not in log
-        assert "left: the run is finished" in log
+        assert [result.version.step for result in status.evals] == [0]
+        assert "Traceback" not in (tmp_path / "sampler.log").read_text()
 
 
 @pytest.mark.timeout(300)
