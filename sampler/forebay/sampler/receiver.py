@@ -14,6 +14,7 @@ from forebay.sampler.activity import Activity
 from forebay.sampler.engine import Engine
 from forebay.sampler.errors import InstallFailed
 from forebay.sampler.host_weights import HostWeights
+from forebay.sampler.merged_weights import MergedWeights
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
 from forebay.wire.weights import CorruptWeights, HostState, WeightsError
@@ -38,9 +39,19 @@ class Held:
 class WeightReceiver:
     """Owns the host copy and tells the engine when to take it."""
 
-    def __init__(self, client: BufferClient, folder: Path, dtype: str, activity: Activity) -> None:
-        """`folder` is the local checkpoint, `dtype` the published one (safetensors' spelling)."""
+    def __init__(
+        self,
+        client: BufferClient,
+        folder: Path,
+        dtype: str,
+        activity: Activity,
+        *,
+        adapter_scaling: float | None = None,
+    ) -> None:
+        """`folder` is the local checkpoint, `dtype` the published one (safetensors' spelling). With `adapter_scaling`
+        an adapter for the checkpoint is published, which counts so many times."""
         self._client, self._folder, self._dtype, self._activity = client, folder, dtype, activity
+        self._adapter_scaling = adapter_scaling
         self._made: HostWeights | None = None
         self._announced: weights_pb2.Announcement | None = None
         self._news = asyncio.Condition()
@@ -158,6 +169,9 @@ class WeightReceiver:
     def _read_checkpoint(self) -> None:
         """Blocks."""
         read = HostState.from_safetensors(self._folder, self._dtype)
+        if self._adapter_scaling is not None:
+            self._made = MergedWeights(read, self._adapter_scaling)
+            return
         self._made = HostWeights(read.specs)
         self._host.state.copy_from(read)
         self._checkpoint_digest = self._host.state.digest()

@@ -85,7 +85,9 @@ class _Session:
         if self.membership is None:
             return
         log.info("joined run %s as %s", self.membership.run, self.sampler_id)
-        receiver = WeightReceiver(self.client, self.folder, SAFETENSORS_DTYPES[run.publish.dtype], activity)
+        lora, dtype = run.learner.lora, SAFETENSORS_DTYPES[run.publish.dtype]
+        scaling = lora.scaling if lora is not None else None
+        receiver = WeightReceiver(self.client, self.folder, dtype, activity, adapter_scaling=scaling)
         pool = RewardPool(run.task, run.run.seed, workers=run.sampler.reward_workers)
         models = RewardModels(run, tell=activity.now)
         try:

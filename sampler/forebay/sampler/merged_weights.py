@@ -1,0 +1,76 @@
+"""Weights that come as an adapter of low rank: the sampler adds it to the checkpoint that it has, and serves the sum.
+
+    W = round(W_checkpoint + alpha / rank * B @ A)          in float32, rounded once (LoRA, arXiv 2106.09685)
+
+Generation is as fast as without an adapter. What is fetched, proved and undone is the adapter alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from forebay.sampler.engine import HostCopy
+from forebay.sampler.host_weights import HostWeights, SharedState
+from forebay.wire.version import Version
+from forebay.wire.weights import CorruptWeights, HostState
+
+#: What peft puts before the names of the model's own modules in its files.
+PREFIX = "base_model.model."
+A, B = ".lora_A.weight", ".lora_B.weight"
+TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class MergedWeights(HostWeights):
+    """HostWeights whose state is the adapter; the engine gets the model with it. All methods block."""
+
+    def __init__(self, checkpoint: HostState, scaling: float) -> None:
+        """`checkpoint`: the model that the adapter belongs to, kept; `scaling`: alpha / rank."""
+        super().__init__([])  # of which tensors the adapter is, its first version says
+        self._checkpoint, self._scaling = checkpoint, scaling
+        self._merged = SharedState(checkpoint.specs)
+        self._merged.state.copy_from(checkpoint)
+
+    def as_copy(self, version: Version) -> HostCopy:
+        """The model with the adapter as it is now. Raises CorruptWeights when that is damaged or of another model."""
+        self.state.require_sound()
+        self._merge()
+        return self._merged.as_copy(version)
+
+    def put_back(self) -> None:
+        """The adapter and the model with it, as they were at the last `keep`."""
+        super().put_back()
+        self._merge()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        super().close()
+        self._merged.close()
+
+    def _merge(self) -> None:
+        """Blocks for about a copy of the model and its products B @ A."""
+        for name, a, b in self._pairs():
+            if name not in self._checkpoint.names:
+                raise CorruptWeights(f"the adapter is for a tensor {name}, which the checkpoint does not have")
+            base = as_tensor(self._checkpoint, name)
+            if base.shape != (b.shape[0], a.shape[1]):
+                raise CorruptWeights(f"the adapter of {name} is for another shape than {list(base.shape)}")
+            room = as_tensor(self._merged.state, name, write=True)
+            room.copy_(torch.addmm(base.float(), b.float(), a.float(), alpha=self._scaling))
+
+    def _pairs(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Of each tensor that has an adapter: its name in the checkpoint, A and B."""
+        for name in self.state.names:
+            if name.endswith(A):
+                module = name.removesuffix(A)
+                a, b = as_tensor(self.state, name), as_tensor(self.state, f"{module}{B}")
+                yield f"{module.removeprefix(PREFIX)}.weight", a, b
+
+
+def as_tensor(state: HostState, name: str, *, write: bool = False) -> torch.Tensor:
+    """A tensor of a state: a copy, or to `write` on the state's own memory."""
+    (slot,) = [slot for slot in state.layout if slot["name"] == name]
+    bits = state.open_for_update(name) if write else state.view_of(name).copy()
+    return torch.from_numpy(bits.view(np.uint8)).view(TORCH_DTYPES[slot["dtype"]]).view(slot["shape"])

@@ -1,0 +1,95 @@
+"""A sampler's copy of a model whose adapter alone is published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from forebay.sampler.merged_weights import MergedWeights, as_tensor
+from forebay.wire.version import Version
+from forebay.wire.weights import CorruptWeights, Encoded, HostState, TensorSpec, encode_anchor, encode_delta
+
+RANK, ALPHA = 4, 12.0
+
+
+@pytest.fixture
+def model(checkpoint: Path) -> Any:
+    """peft's own, with an adapter that matters."""
+    torch.manual_seed(1)
+    config = LoraConfig(r=RANK, lora_alpha=int(ALPHA), target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    found = get_peft_model(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), config)
+    for name, parameter in found.named_parameters():
+        if "lora_B" in name:
+            parameter.data = torch.randn_like(parameter) * 0.1
+    return found
+
+
+def adapter_of(model: Any) -> HostState:
+    """As a learner publishes it."""
+    tensors = {n.replace(".default.", "."): p.detach() for n, p in model.named_parameters() if ".default." in n}
+    state = HostState.allocate(
+        [TensorSpec(name=name, dtype="F32", shape=tuple(tensor.shape)) for name, tensor in tensors.items()]
+    )
+    for name, tensor in tensors.items():
+        state.open_for_update(name)[:] = tensor.numpy().view(np.uint32).ravel()
+    return state
+
+
+def take(weights: MergedWeights, encoded: Encoded) -> HostState:
+    """Apply, and read what the engine would."""
+    weights.apply(encoded.manifest, encoded.payload())
+    return served(weights)
+
+
+def served(weights: MergedWeights) -> HostState:
+    copy = weights.as_copy(Version(1, 1))
+    state = HostState.allocate(
+        [TensorSpec(name=s["name"], dtype=s["dtype"], shape=tuple(s["shape"])) for s in copy.layout]
+    )
+    memory = np.fromfile(copy.path, np.uint8)
+    for slot in state.layout:
+        bits = memory[slot["offset"] : slot["offset"] + slot["nbytes"]]
+        state.open_for_update(slot["name"])[:] = bits.view(np.uint32)
+    return state
+
+
+def test_the_engine_gets_what_peft_would_merge(checkpoint: Path, model: Any) -> None:
+    base, adapter = HostState.from_safetensors(checkpoint, "F32"), adapter_of(model)
+    weights = MergedWeights(base, ALPHA / RANK)
+    assert served(weights).digest() == base.digest(), "without an adapter it is the checkpoint"
+    anchor = encode_anchor(adapter, version=Version(1, 0))
+    found = take(weights, anchor)
+    assert weights.state.digest() == adapter.digest() == anchor.manifest.digest, "what is proved is the adapter"
+    merged, touched = model.merge_and_unload().state_dict(), 0
+    for name in found.names:
+        assert torch.allclose(as_tensor(found, name), merged[name], atol=1e-6), name
+        touched += not np.array_equal(found.view_of(name), base.view_of(name))
+    assert touched == 8, "two layers in each of four blocks"
+
+    later = HostState.allocate(adapter.specs)
+    later.copy_from(adapter)
+    later.open_for_update(adapter.names[-1])[:] += 1
+    delta = encode_delta(adapter, later, version=Version(1, 1), base_version=Version(1, 0))
+    weights.keep()
+    assert take(weights, delta).digest() != found.digest()
+    weights.put_back()
+    assert weights.state.digest() == adapter.digest()
+    assert served(weights).digest() == found.digest(), "an update that failed leaves nothing behind"
+    weights.close()
+
+
+def test_an_adapter_of_another_model_is_refused(checkpoint: Path, model: Any) -> None:
+    adapter = adapter_of(model)
+    renamed = HostState.allocate(
+        [TensorSpec(name=s.name.replace("layers.3", "layers.9"), dtype="F32", shape=s.shape) for s in adapter.specs]
+    )
+    weights = MergedWeights(HostState.from_safetensors(checkpoint, "F32"), 1.0)
+    with pytest.raises(CorruptWeights, match=r"layers\.9.*the checkpoint does not have"):
+        take(weights, encode_anchor(renamed, version=Version(1, 0)))
+    weights.close()
