@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from forebay.errors import UsageError
 from forebay.wire.host_state import HostState
@@ -16,19 +18,30 @@ _INDEX = ".index.json"  #: of weights in several files: not ours
 _HEADER_ALIGNMENT = 8
 
 
-def export(weights: HostState, into: Path, model: Path | None, tokenizer: Path | None) -> list[str]:
+def export(
+    weights: HostState,
+    into: Path,
+    model: Path | None,
+    tokenizer: Path | None,
+    adapter: Mapping[str, Any] | None = None,
+) -> list[str]:
     """Write `weights`, and the configuration and tokenizer beside those of `model`; the files' names.
 
-    `into` appears whole or not at all. Raises UsageError when it is there already.
+    With `adapter`, peft's description of one, the weights are an adapter's and the folder is peft's. `into` appears
+    whole or not at all. Raises UsageError when it is there already.
     """
     refuse_existing(into)
     partial = into.with_name(f".{into.name}.making")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for source in dict.fromkeys([model, tokenizer]):
-        _copy_beside(source, partial)
-    _name_dtype(partial / "config.json", weights)
-    write_safetensors(weights, partial / "model.safetensors")
+    if adapter is not None:
+        (partial / "adapter_config.json").write_text(json.dumps(adapter, indent=2, sort_keys=True) + "\n")
+        write_safetensors(weights, partial / "adapter_model.safetensors")
+    else:
+        for source in dict.fromkeys([model, tokenizer]):
+            _copy_beside(source, partial)
+        _name_dtype(partial / "config.json", weights)
+        write_safetensors(weights, partial / "model.safetensors")
     partial.rename(into)
     return sorted(path.name for path in into.iterdir())
 

@@ -105,9 +105,9 @@ def export(arguments: argparse.Namespace) -> int:
     refuse_existing(into)
     weights = Replay(found.place, _manifests(found.place)).weights_of(version)
     model, tokenizer = found.beside()
-    files = write(weights, into, model, tokenizer)
+    files = write(weights, into, model, tokenizer, found.adapter())
     print(f"{into}: version {version}, {weights.model_bytes} bytes of weights; {', '.join(files)}")
-    if "config.json" not in files:
+    if not {"config.json", "adapter_config.json"} & set(files):
         print(f"{into}: without configuration and tokenizer, for the run's model is not known here: copy them yourself")
     return EXIT_DONE
 
@@ -126,6 +126,12 @@ class _Found:
             return None, None
         model = self.run.model
         return _model_folder(model.path), _model_folder(model.tokenizer or model.path)
+
+    def adapter(self) -> dict[str, Any] | None:
+        """What peft should know of the adapter that a run trains instead of its model."""
+        if self.run is None or self.run.learner.lora is None:
+            return None
+        return self.run.learner.lora.peft_settings(self.run.model.path)
 
 
 def _model_folder(path: str) -> Path | None:

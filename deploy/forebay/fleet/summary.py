@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.buffer.conservation import balanced
+from forebay.config.checkpoints import complete_steps, folder_of, name_of
 from forebay.config.identity import differences, run_json
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
@@ -146,5 +147,5 @@ def _score(score: float | None, stderr: float | None) -> str:
 
 
 def _last_checkpoint(home: Path) -> str | None:
-    found = sorted((home / "learner" / "checkpoints").glob("step_*/config.json"))
-    return str(found[-1].parent) if found else None
+    steps = complete_steps(home)
+    return str(folder_of(home) / name_of(steps[-1])) if steps else None

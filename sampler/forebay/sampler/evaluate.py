@@ -106,6 +106,11 @@ def checkpoint_folder(run: RunFile, checkpoint: str | None) -> str:
     """The folder to score. Raises UsageError."""
     if checkpoint is None:
         return model_source(run.model, run.run.seed)
+    if (Path(checkpoint) / "adapter_config.json").is_file():
+        raise UsageError(
+            f"checkpoint {checkpoint}: an adapter without its model; merge it with peft (merge_and_unload, "
+            "save_pretrained) and give that folder"
+        )
     if not (Path(checkpoint) / "config.json").is_file():
         raise UsageError(f"checkpoint {checkpoint}: no checkpoint there (config.json is missing)")
     return checkpoint
