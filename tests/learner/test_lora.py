@@ -20,10 +20,11 @@ from forebay.learner.trainer import Trainer
 from forebay.obs.phases import PhaseClock
 from tests.learner.fake_buffer import FakeBuffer
 from tests.learner.models import random_groups
+from tests.learner.test_engine import EVERYWHERE
 from tests.learner.test_loop import batch_of, stopping_after, trainer_state
 from tests.learner.test_loop import run_file as long_run
 from tests.learner.trainers import batch_of as batch
-from tests.learner.trainers import run_file, scores
+from tests.learner.trainers import packed, run_file, scores
 
 LORA: dict[str, Any] = {"lora": {"rank": 4}}
 
@@ -51,8 +52,6 @@ def test_the_reference_is_the_model_without_its_adapter(model_folder: Path) -> N
     first = scores(roles, random_groups(9))
     Trainer(roles, run, PhaseClock()).train(1, batch(random_groups(0)))
     assert roles.reference is not None
-    from tests.learner.trainers import packed
-
     again = torch.cat([roles.reference.logprobs(micro) for micro in packed(random_groups(9))])
     assert torch.equal(again, first)
     assert not torch.equal(scores(roles, random_groups(9)), first)
@@ -73,10 +72,12 @@ def test_a_run_publishes_the_adapter_and_its_checkpoint_is_pefts(tmp_path: Path,
     assert float((adapted(tokens).logits - plain).abs().max()) > 1e-3
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, model_folder: Path) -> None:
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, model_folder: Path, stage: int) -> None:
+    settings = {**LORA, "zero_stage": stage, "deepspeed": EVERYWHERE if stage == 3 else {}}
     straight, broken = FakeBuffer(batch_of), FakeBuffer(batch_of)
-    assert run_learner(long_run(tmp_path / "a", model_folder, **LORA), straight, Stop()) == 0
-    run = long_run(tmp_path / "b", model_folder, **LORA)
+    assert run_learner(long_run(tmp_path / "a", model_folder, **settings), straight, Stop()) == 0
+    run = long_run(tmp_path / "b", model_folder, **settings)
     assert run_learner(run, broken, stopping_after(broken, 2)) == 0
     broken.on_commit = lambda step: None
     assert run_learner(run, broken, Stop()) == 0
