@@ -61,7 +61,7 @@ def served(weights: MergedWeights) -> HostState:
 
 def test_the_engine_gets_what_peft_would_merge(checkpoint: Path, model: Any) -> None:
     base, adapter = HostState.from_safetensors(checkpoint, "F32"), adapter_of(model)
-    weights = MergedWeights(base, ALPHA / RANK)
+    weights = MergedWeights(base, base, ALPHA / RANK)
     assert served(weights).digest() == base.digest(), "without an adapter it is the checkpoint"
     anchor = encode_anchor(adapter, version=Version(1, 0))
     found = take(weights, anchor)
@@ -84,12 +84,27 @@ def test_the_engine_gets_what_peft_would_merge(checkpoint: Path, model: Any) -> 
     weights.close()
 
 
+def test_the_sum_is_rounded_once(checkpoint: Path, model: Any) -> None:
+    base, adapter = HostState.from_safetensors(checkpoint), adapter_of(model)
+    weights = MergedWeights(base, HostState.from_safetensors(checkpoint, "BF16"), ALPHA / RANK)
+    anchor = encode_anchor(adapter, version=Version(1, 0))
+    weights.apply(anchor.manifest, anchor.payload())
+    weights.as_copy(Version(1, 0))
+    merged = model.merge_and_unload().state_dict()
+    for name in base.names:
+        if "q_proj" in name:
+            found = as_tensor(weights._merged.state, name)
+            assert float((found != merged[name].bfloat16()).float().mean()) < 0.01, name
+    weights.close()
+
+
 def test_an_adapter_of_another_model_is_refused(checkpoint: Path, model: Any) -> None:
     adapter = adapter_of(model)
     renamed = HostState.allocate(
         [TensorSpec(name=s.name.replace("layers.3", "layers.9"), dtype="F32", shape=s.shape) for s in adapter.specs]
     )
-    weights = MergedWeights(HostState.from_safetensors(checkpoint, "F32"), 1.0)
+    base = HostState.from_safetensors(checkpoint, "F32")
+    weights = MergedWeights(base, base, 1.0)
     with pytest.raises(CorruptWeights, match=r"layers\.9.*the checkpoint does not have"):
         take(weights, encode_anchor(renamed, version=Version(1, 0)))
     weights.close()

@@ -62,7 +62,7 @@ def load_critic(run: RunFile) -> Engine[torch.Tensor]:
     model = scorer or load_model(path)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    return Engine(ValueModel(model, scorer and scorer.score).train(), critic_settings(settings))
+    return Engine(ValueModel(model, getattr(scorer, "score", None)).train(), critic_settings(settings))
 
 
 def critic_settings(settings: LearnerSection) -> LearnerSection:

@@ -61,14 +61,16 @@ class _SelectedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         hidden_te, weight_ve, target_t, temperature_t, top_p_t = ctx.saved_tensors
-        grad_hidden_te, grad_weight_ve = torch.empty_like(hidden_te), torch.zeros_like(weight_ve)
+        grad_hidden_te = torch.empty_like(hidden_te)
+        grad_weight_ve = torch.zeros_like(weight_ve) if ctx.needs_input_grad[1] else None  # a frozen head has none
         for part in _parts(len(target_t), ctx.chunk):
             target_c1 = target_t[part, None]
             logprobs_cv = _log_softmax(hidden_te[part], weight_ve, target_c1, temperature_t[part], _cut(top_p_t, part))
             grad_cv = _logits_gradient(logprobs_cv, target_c1, *(_column(grad, part) for grad in grads))
             grad_cv = grad_cv.div_(temperature_t[part, None]).to(hidden_te.dtype)
             torch.mm(grad_cv, weight_ve, out=grad_hidden_te[part])
-            grad_weight_ve.addmm_(grad_cv.T, hidden_te[part])
+            if grad_weight_ve is not None:
+                grad_weight_ve.addmm_(grad_cv.T, hidden_te[part])
         return grad_hidden_te, grad_weight_ve, None, None, None, None
 
 

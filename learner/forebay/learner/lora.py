@@ -43,7 +43,8 @@ def add_adapter(model: PreTrainedModel, settings: LoraSection, seed: int) -> Non
     from peft import LoraConfig, inject_adapter_in_model
 
     _check_targets(model, settings.targets)
-    config = LoraConfig(**settings.peft_settings(model.config.name_or_path) | {"inference_mode": False})
+    told: dict[str, Any] = {**settings.peft_settings(str(model.config.name_or_path)), "inference_mode": False}
+    config = LoraConfig(**told)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, ADAPTER)

@@ -26,12 +26,13 @@ TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float
 class MergedWeights(HostWeights):
     """HostWeights whose state is the adapter; the engine gets the model with it. All methods block."""
 
-    def __init__(self, checkpoint: HostState, scaling: float) -> None:
-        """`checkpoint`: the model that the adapter belongs to, kept; `scaling`: alpha / rank."""
+    def __init__(self, checkpoint: HostState, served: HostState, scaling: float) -> None:
+        """`checkpoint`: the model that the adapter belongs to, in the types of its files, kept; `served`: the same in
+        those that the engine gets; `scaling`: alpha / rank."""
         super().__init__([])  # of which tensors the adapter is, its first version says
         self._checkpoint, self._scaling = checkpoint, scaling
-        self._merged = SharedState(checkpoint.specs)
-        self._merged.state.copy_from(checkpoint)
+        self._merged = SharedState(served.specs)
+        self._merged.state.copy_from(served)
 
     def as_copy(self, version: Version) -> HostCopy:
         """The model with the adapter as it is now. Raises CorruptWeights when that is damaged or of another model."""

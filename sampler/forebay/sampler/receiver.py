@@ -170,7 +170,10 @@ class WeightReceiver:
         """Blocks."""
         read = HostState.from_safetensors(self._folder, self._dtype)
         if self._adapter_scaling is not None:
-            self._made = MergedWeights(read, self._adapter_scaling)
+            # Not `read`: rounded before the sum as well as after it, a quarter of the weights would be others.
+            native = stored_dtypes(self._folder) == {self._dtype}
+            checkpoint = read if native else HostState.from_safetensors(self._folder)
+            self._made = MergedWeights(checkpoint, read, self._adapter_scaling)
             return
         self._made = HostWeights(read.specs)
         self._host.state.copy_from(read)
