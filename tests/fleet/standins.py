@@ -77,8 +77,8 @@ def learn(run: RunFile, folder: Path, stop: threading.Event) -> int:
 def checkpoint(run: RunFile, step: int) -> None:
     """The folder that the summary looks for."""
     folder = run.run.home / "learner" / "checkpoints" / f"step_{step:06}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").touch()
+    (folder / "trainer").mkdir(parents=True, exist_ok=True)
+    (folder / "trainer" / "state.json").touch()
 
 
 def metrics(step: int) -> dict[str, object]:
