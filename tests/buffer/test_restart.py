@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from functools import partial
 
 import pytest
@@ -14,18 +13,13 @@ from forebay.wire.v1 import experience_pb2
 from forebay.wire.version import Version
 from tests.buffer.conftest import Serve
 from tests.buffer.support import anchor, frame_of, join_learner, join_sampler
+from tests.end_to_end.shells import free_ports
 
 V0 = Version(1, 0)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def test_clients_go_on_over_a_restart(serve: Serve) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     said: list[str] = []
     async with (
         BufferClient(f"127.0.0.1:{port}", on_trouble=said.append) as learner,
@@ -54,7 +48,7 @@ async def test_clients_go_on_over_a_restart(serve: Serve) -> None:
 
 
 async def test_trouble_is_named_at_growing_intervals(serve: Serve) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     said: list[str] = []
     now = 0.0
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forebay.buffer.client import BufferClient
+from forebay.loopback import free_addresses
 from forebay.wire.v1 import common_pb2, control_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,11 +19,7 @@ POLL_S = 0.3
 
 def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    return [int(address.rpartition(":")[2]) for address in free_addresses(count)]
 
 
 class Shells:

@@ -18,31 +18,18 @@ from forebay.buffer.server import BufferServer, serving
 from forebay.config.load import load
 from forebay.config.models import RunFile
 from tests.learner.models import tiny_llama
+from tests.learner.run_texts import run_text
 from tests.learner.test_with_buffer import Sampler
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, GROUPS = 12, 3
-RUN = """
-[run]
-name = "test"
-folder = "{home}"
-[model]
-path = "{model}"
-[task]
-name = "none"
-heldout_prompts = 0
-[buffer]
-member_timeout_s = 600.0
-[learner]
-steps = 12
-groups_per_step = 3
+LEARNER = f"""
+steps = {STEPS}
+groups_per_step = {GROUPS}
 group_size = 4
 max_staleness = 0
 lr = 1e-2
-compute_dtype = "float32"
 checkpoint_every_steps = 2
-[publish]
-dtype = "float32"
 """
 
 pytestmark = pytest.mark.timeout(300)
@@ -87,7 +74,7 @@ def _environment(pid: str) -> list[bytes]:
 
 async def test_ranks_die_stop_and_go_on_as_one_learner(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path / "model")
-    (tmp_path / "run.toml").write_text(RUN.format(home=tmp_path / "run", model=tmp_path / "model"))
+    (tmp_path / "run.toml").write_text(run_text(tmp_path / "model", LEARNER, folder=tmp_path / "run"))
     run = load([tmp_path / "run.toml"], {})
     async with serving(open_reservoir(run), listen="127.0.0.1:0") as server:
         client = BufferClient(f"127.0.0.1:{server.port}")

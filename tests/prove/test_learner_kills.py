@@ -17,21 +17,12 @@ from forebay.buffer.client import BufferClient
 from forebay.config.load import load
 from tests.end_to_end.shells import ROOT, Shells, Watch
 from tests.learner.models import tiny_llama
+from tests.learner.run_texts import run_text
 from tests.learner.test_with_buffer import Sampler
 
 DEADLINE_S = 300.0
 KILLED_FROM = (3, 8, 13)  # two of them before a first or next checkpoint
-RUN = """
-[run]
-name = "test"
-[model]
-path = "{model}"
-[task]
-name = "none"
-heldout_prompts = 0
-[buffer]
-member_timeout_s = 600.0
-[learner]
+LEARNER = """
 preset = "ppo"
 steps = 18
 groups_per_step = 4
@@ -40,12 +31,9 @@ max_staleness = 2
 lr = 1e-3
 kl_coef = 0.05
 kl_in = "reward"
-compute_dtype = "float32"
 checkpoint_every_steps = 5
 [learner.critic]
 lr = 1e-3
-[publish]
-dtype = "float32"
 """
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
@@ -54,7 +42,7 @@ pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
 async def test_a_learner_that_is_killed_trains_what_an_uninterrupted_one_would_have(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path / "model")
     run_file = tmp_path / "run.toml"
-    run_file.write_text(RUN.format(model=tmp_path / "model"))
+    run_file.write_text(run_text(tmp_path / "model", LEARNER))
     watch = Watch()
     with Shells(tmp_path, run_file, []) as shells:
         shells.start("buffer", "buffer")

@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from forebay.sampler.engine import HostCopy
 from forebay.sampler.merged_weights import MergedWeights, as_tensor
 from forebay.wire.version import Version
 from forebay.wire.weights import CorruptWeights, Encoded, HostState, TensorSpec, encode_anchor, encode_delta
@@ -48,7 +49,10 @@ def take(weights: MergedWeights, encoded: Encoded) -> HostState:
 
 
 def served(weights: MergedWeights) -> HostState:
-    copy = weights.as_copy(Version(1, 1))
+    return read(weights.as_copy(Version(1, 1)))
+
+
+def read(copy: HostCopy) -> HostState:
     state = HostState.allocate(
         [TensorSpec(name=s["name"], dtype=s["dtype"], shape=tuple(s["shape"])) for s in copy.layout]
     )
@@ -78,7 +82,9 @@ def test_the_engine_gets_what_peft_would_merge(checkpoint: Path, model: Any) -> 
     delta = encode_delta(adapter, later, version=Version(1, 1), base_version=Version(1, 0))
     weights.keep()
     assert take(weights, delta).digest() != found.digest()
+    changed = weights.as_copy(Version(1, 1))
     weights.put_back()
+    assert read(changed).digest() == found.digest(), "what the engine's workers map is put back, too"
     assert weights.state.digest() == adapter.digest()
     assert served(weights).digest() == found.digest(), "an update that failed leaves nothing behind"
     weights.close()

@@ -220,9 +220,7 @@ class Learner:
 
     def _steer(self, step: int) -> None:
         """Train as somebody wanted who resumed the run. Raises LearnerError when that was after this process began."""
-        newest = self._checkpoints.newest()
-        gone_back = (newest.counters.step if newest else 0) < self._writer.saved_step
-        if self._ranks.agreed(gone_back or Steering.read(self._run.run.home) != self._steering):
+        if self._ranks.agreed(self._ranks.is_lead and self._is_overtaken()):
             raise LearnerError(
                 "the run was resumed from an earlier checkpoint or with other settings; start the learner again"
             )
@@ -230,6 +228,11 @@ class Learner:
         if wanted != self._steered:
             self._trainer, self._steered = self._trainer.steered(wanted), wanted
             log.info("from step %d on with other settings: %s", step, self._steering.told(step))
+
+    def _is_overtaken(self) -> bool:
+        newest = self._checkpoints.newest()
+        gone_back = (newest.counters.step if newest else 0) < self._writer.saved_step
+        return gone_back or Steering.read(self._run.run.home) != self._steering
 
     def _publish_if_due(self, step: int) -> None:
         if step % self._run.publish.every_steps == 0 or self._is_last(step):

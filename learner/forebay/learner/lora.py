@@ -17,9 +17,8 @@ from forebay.config.learner_section import ALL_LINEAR, LoraSection
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
 from forebay.learner.pretrained import load_model
+from forebay.wire.adapter import PREFIX
 
-#: What peft puts before the names of the model's own modules in its files.
-PREFIX = "base_model.model."
 ADAPTER = "default"
 
 

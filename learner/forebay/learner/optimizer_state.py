@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -46,11 +46,11 @@ class WholeState:
         self._optimizer.state[parameter][key].copy_(value)
 
     def make_moments(self, updates: int) -> None:
-        _make(self._optimizer, (p for group in self._optimizer.param_groups for p in group["params"]), updates)
+        _make(self._optimizer, _optimized(self._optimizer), updates)
 
 
-class SharedState:
-    """ZeRO 1 and 2: every rank has all weights, and of masters and moments its part."""
+class _ZeroState:
+    """Any stage of ZeRO: DeepSpeed brings the ranks' parts together."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, zero: Any) -> None:
         self._optimizer, self._zero = optimizer, zero
@@ -65,6 +65,10 @@ class SharedState:
 
         return safe_get_full_optimizer_state(parameter, key)  # type: ignore[no-any-return]
 
+
+class SharedState(_ZeroState):
+    """ZeRO 1 and 2: every rank has all weights, and of masters and moments its part."""
+
     def set_master(self, parameter: Parameter, value: torch.Tensor) -> None:
         from deepspeed.utils import safe_set_full_fp32_param
 
@@ -78,25 +82,16 @@ class SharedState:
         safe_set_full_optimizer_state(parameter, value, key)
 
     def make_moments(self, updates: int) -> None:
-        _make(self._optimizer, (p for group in self._optimizer.param_groups for p in group["params"]), updates)
+        _make(self._optimizer, _optimized(self._optimizer), updates)
         self._zero._lazy_init_hp_params_optimizer_state()
 
 
-class PartitionedState:
+class PartitionedState(_ZeroState):
     """ZeRO 3: of weights, masters and moments every rank has its part."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, zero: Any, rank: int) -> None:
-        self._optimizer, self._zero, self._rank = optimizer, zero, rank
-
-    def master(self, parameter: Parameter) -> torch.Tensor:
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        return safe_get_full_fp32_param(parameter)  # type: ignore[no-any-return]
-
-    def moment(self, parameter: Parameter, key: str) -> torch.Tensor:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        return safe_get_full_optimizer_state(parameter, key)  # type: ignore[no-any-return]
+        super().__init__(optimizer, zero)
+        self._rank = rank
 
     def set_master(self, parameter: Parameter, value: torch.Tensor) -> None:
         from deepspeed.utils import safe_set_local_fp32_param
@@ -118,6 +113,10 @@ class PartitionedState:
         size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
         own = value.flatten()[self._rank * size : (self._rank + 1) * size]
         return torch.nn.functional.pad(own, (0, size - own.numel()))
+
+
+def _optimized(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (master for group in optimizer.param_groups for master in group["params"])
 
 
 def _make(optimizer: torch.optim.Optimizer, masters: Iterable[torch.Tensor], updates: int) -> None:

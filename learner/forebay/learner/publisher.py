@@ -148,7 +148,9 @@ class Publisher:
         """Of what waits, if it still waits on the lead, whose thread may take it at any time."""
         taken = self._take_back() if self._ranks.is_lead else None
         if self._ranks.agreed(taken is not None):
-            return taken or self._take_back() or _missing()
+            held = taken or self._take_back()
+            assert held is not None, "every rank holds what the lead holds"
+            return held
         with self._changed:
             if self._free:
                 return self._free.pop()
@@ -234,10 +236,6 @@ class Publisher:
         with self._changed:
             self._error, self._sending = error, None
             self._changed.notify_all()
-
-
-def _missing() -> _Held:
-    raise AssertionError("every rank holds what the lead holds")
 
 
 def _published(encoded: Encoded) -> Published:

@@ -52,6 +52,11 @@ class HostWeights:
         """The weights as they are now."""
         return self._shared.state
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is a way back."""
+        return bool(self._undos) or self._replaced is not None
+
     def as_copy(self, version: Version) -> HostCopy:
         """The weights as they are now, for the engine. Raises CorruptWeights when they are damaged."""
         return self._shared.as_copy(version)

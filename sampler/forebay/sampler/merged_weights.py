@@ -14,13 +14,12 @@ import torch
 
 from forebay.sampler.engine import HostCopy
 from forebay.sampler.host_weights import HostWeights, SharedState
+from forebay.sampler.torch_dtypes import TORCH_DTYPES
+from forebay.wire.adapter import PREFIX
 from forebay.wire.version import Version
 from forebay.wire.weights import CorruptWeights, HostState
 
-#: What peft puts before the names of the model's own modules in its files.
-PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
-TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class MergedWeights(HostWeights):
@@ -42,8 +41,10 @@ class MergedWeights(HostWeights):
 
     def put_back(self) -> None:
         """The adapter and the model with it, as they were at the last `keep`."""
+        changed = self.is_changed
         super().put_back()
-        self._merge()
+        if changed:
+            self._merge()
 
     def close(self) -> None:
         """Give the memory back."""

@@ -14,7 +14,6 @@ from forebay.sampler.activity import Activity
 from forebay.sampler.engine import Engine
 from forebay.sampler.errors import InstallFailed
 from forebay.sampler.host_weights import HostWeights
-from forebay.sampler.merged_weights import MergedWeights
 from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
 from forebay.wire.weights import CorruptWeights, HostState, WeightsError
@@ -173,6 +172,8 @@ class WeightReceiver:
             # Not `read`: rounded before the sum as well as after it, a quarter of the weights would be others.
             native = stored_dtypes(self._folder) == {self._dtype}
             checkpoint = read if native else HostState.from_safetensors(self._folder)
+            from forebay.sampler.merged_weights import MergedWeights  # torch, for which no other sampler should wait
+
             self._made = MergedWeights(checkpoint, read, self._adapter_scaling)
             return
         self._made = HostWeights(read.specs)
