@@ -19,6 +19,7 @@ from forebay.buffer.in_process import in_process
 from forebay.buffer.reservoir import open_reservoir
 from forebay.buffer.server import serving
 from forebay.config.models import RunFile
+from forebay.loopback import free_addresses
 from forebay.wire.v1 import common_pb2, control_pb2, experience_pb2, experience_pb2_grpc, weights_pb2_grpc
 from forebay.wire.version import Version
 from tests.buffer.support import (
@@ -32,7 +33,6 @@ from tests.buffer.support import (
     produce,
     weights,
 )
-from tests.buffer.test_restart import free_port
 
 V0 = Version(1, 0)
 TRANSPORTS = ["grpc", "in process"]
@@ -69,7 +69,7 @@ def reservoir(run: RunFile) -> Any:
 
 @asynccontextmanager
 async def over_grpc(run: RunFile) -> AsyncIterator[Place]:
-    address = f"127.0.0.1:{free_port()}"
+    (address,) = free_addresses(1)
     served = serving(reservoir(run), listen=address, grace_s=0.0)
     await served.__aenter__()
 

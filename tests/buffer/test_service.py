@@ -23,10 +23,10 @@ from forebay.buffer.ports import holder_of
 from forebay.buffer.service import serve
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
+from forebay.loopback import free_addresses
 from forebay.wire.v1 import experience_pb2
 from forebay.wire.version import Version
 from tests.buffer.support import frame_of, join_learner, join_sampler, make_run
-from tests.buffer.test_restart import free_port
 
 V0 = Version(1, 0)
 _PROGRAM = """
@@ -40,7 +40,7 @@ sys.exit(serve(RunFile.model_validate_json(sys.argv[1])))
 
 
 def listening_run(folder: Path, **learner: Any) -> RunFile:
-    buffer = {"listen": f"127.0.0.1:{free_port()}", "http": f"127.0.0.1:{free_port()}"}
+    buffer = dict(zip(("listen", "http"), free_addresses(2), strict=True))
     return make_run(folder, buffer=buffer, **learner)
 
 
@@ -156,7 +156,7 @@ def test_a_port_in_use_names_its_holder(tmp_path: Path) -> None:
         holder.listen()
         port = holder.getsockname()[1]
         assert holder_of(port).startswith(f"pid {os.getpid()} (")
-        run = make_run(tmp_path, buffer={"listen": f"127.0.0.1:{port}", "http": f"127.0.0.1:{free_port()}"})
+        run = make_run(tmp_path, buffer={"listen": f"127.0.0.1:{port}", "http": free_addresses(1)[0]})
         with pytest.raises(UsageError, match=rf"127.0.0.1:{port}: the port is in use by pid {os.getpid()}"):
             serve(run)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from forebay.buffer.client import BufferClient
 from forebay.buffer.intake import FULL_RETRY_S
 from forebay.config.models import RunFile
+from forebay.loopback import free_addresses
 from forebay.wire.version import Version
 from tests.buffer.support import join_learner, join_sampler, make_run, produce
-from tests.buffer.test_restart import free_port
 
 V0 = Version(1, 0)
 APPENDS = 150
@@ -55,7 +55,7 @@ asyncio.run(flood(RunFile.model_validate_json(sys.argv[1])))
 
 def runs_of(folder: Path) -> list[RunFile]:
     """Run a with a small quota, and run b, at one address."""
-    buffer = {"listen": f"127.0.0.1:{free_port()}", "http": f"127.0.0.1:{free_port()}"}
+    buffer = dict(zip(("listen", "http"), free_addresses(2), strict=True))
     limits = {"a": {"max_trajectories": 4}, "b": {}}
     return [
         make_run(folder / name, name=name, buffer=buffer | limits[name], steps=900, max_staleness=900)
