@@ -171,6 +171,21 @@ def test_a_url_is_read_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert HostState.from_safetensors(tmp_path / "new" / "out").digest() == states[5].digest()
 
 
+def test_an_adapter_is_exported_only_with_its_run(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoded, url = history()[1], f"memory://{uuid.uuid4().hex}/weights"
+    for one in encoded:
+        one.manifest.model_digest = bytes(range(32))
+    store = fill(url, tmp_path / "unused", encoded)
+    assert {one.model_digest for one in store.edges([Version(1, step) for step in range(STEPS + 1)])} == {
+        bytes(range(32))
+    }, "shortcuts say it, too"
+    code, _, err = said(capsys, "export", "1.2", url, "--into", str(tmp_path / "out"))
+    assert (code, err.count("\n")) == (EXIT_USAGE, 1)
+    assert "version 1.2 is an adapter" in err
+
+
 def test_a_run_file_names_the_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = f"memory://{uuid.uuid4().hex}/weights"
     fill(url_of(shared, "small"), tmp_path / "unused", history()[1])

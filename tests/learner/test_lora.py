@@ -18,6 +18,7 @@ from forebay.learner.snapshot import published_tensors
 from forebay.learner.stop import Stop
 from forebay.learner.trainer import Trainer
 from forebay.obs.phases import PhaseClock
+from forebay.wire.weights import HostState
 from tests.learner.fake_buffer import FakeBuffer
 from tests.learner.models import random_groups
 from tests.learner.test_engine import EVERYWHERE
@@ -63,6 +64,8 @@ def test_a_run_publishes_the_adapter_and_its_checkpoint_is_pefts(tmp_path: Path,
     names = buffer.newest_weights().names
     assert names == sorted(published_tensors(load_actor(run, None)))
     assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in names)
+    belongs_to = {one.manifest.model_digest for one in buffer.published}
+    assert belongs_to == {HostState.from_safetensors(model_folder).digest()}
     folder = tmp_path / "learner" / "checkpoints" / "step_000004"
     assert {"adapter_model.safetensors", "adapter_config.json"} <= {path.name for path in folder.iterdir()}
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from forebay.sampler.engine import HostCopy
 from forebay.sampler.merged_weights import MergedWeights, as_tensor
+from forebay.wire.errors import OtherModel
 from forebay.wire.version import Version
 from forebay.wire.weights import CorruptWeights, Encoded, HostState, TensorSpec, encode_anchor, encode_delta
 
@@ -44,6 +45,7 @@ def adapter_of(model: Any) -> HostState:
 
 def take(weights: MergedWeights, encoded: Encoded) -> HostState:
     """Apply, and read what the engine would."""
+    encoded.manifest.model_digest = weights._checkpoint.digest()
     weights.apply(encoded.manifest, encoded.payload())
     return served(weights)
 
@@ -94,6 +96,7 @@ def test_the_sum_is_rounded_once(checkpoint: Path, model: Any) -> None:
     base, adapter = HostState.from_safetensors(checkpoint), adapter_of(model)
     weights = MergedWeights(base, HostState.from_safetensors(checkpoint, "BF16"), ALPHA / RANK)
     anchor = encode_anchor(adapter, version=Version(1, 0))
+    anchor.manifest.model_digest = base.digest()
     weights.apply(anchor.manifest, anchor.payload())
     weights.as_copy(Version(1, 0))
     merged = model.merge_and_unload().state_dict()
@@ -105,6 +108,19 @@ def test_the_sum_is_rounded_once(checkpoint: Path, model: Any) -> None:
 
 
 def test_an_adapter_of_another_model_is_refused(checkpoint: Path, model: Any) -> None:
+    base, other = HostState.from_safetensors(checkpoint, "F32"), HostState.from_safetensors(checkpoint, "F32")
+    other.bits_of(other.names[0])[0] ^= 1
+    weights, anchor = MergedWeights(base, base, 1.0), encode_anchor(adapter_of(model), version=Version(1, 0))
+    for digest in (other.digest(), b""):
+        anchor.manifest.model_digest = digest
+        with pytest.raises(OtherModel, match=rf"another model .*\({base.digest().hex()[:12]}\): copy"):
+            weights.apply(anchor.manifest, anchor.payload())
+    assert served(weights).digest() == base.digest()
+    assert not weights.is_changed
+    weights.close()
+
+
+def test_an_adapter_for_other_tensors_is_refused(checkpoint: Path, model: Any) -> None:
     adapter = adapter_of(model)
     renamed = HostState.allocate(
         [TensorSpec(name=s.name.replace("layers.3", "layers.9"), dtype="F32", shape=s.shape) for s in adapter.specs]

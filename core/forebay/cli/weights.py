@@ -103,9 +103,15 @@ def export(arguments: argparse.Namespace) -> int:
     found = _find(arguments)
     into: Path = arguments.into or Path(f"{found.name}-{version}")
     refuse_existing(into)
-    weights = Replay(found.place, _manifests(found.place)).weights_of(version)
+    manifests, adapter = _manifests(found.place), found.adapter()
+    if adapter is None and any(key.version == version and one.model_digest for key, one in manifests.items()):
+        raise UsageError(
+            f"version {version} is an adapter, and how it is added to its model stands in the run file: "
+            "name that, or the run's folder, instead of the store"
+        )
+    weights = Replay(found.place, manifests).weights_of(version)
     model, tokenizer = found.beside()
-    files = write(weights, into, model, tokenizer, found.adapter())
+    files = write(weights, into, model, tokenizer, adapter)
     print(f"{into}: version {version}, {weights.model_bytes} bytes of weights; {', '.join(files)}")
     if not {"config.json", "adapter_config.json"} & set(files):
         print(f"{into}: without configuration and tokenizer, for the run's model is not known here: copy them yourself")

@@ -27,7 +27,7 @@ from forebay.learner.checkpoint_writer import CheckpointWriter
 from forebay.learner.distributed import start_deepspeed
 from forebay.learner.errors import BadExperience, KlExceeded, LearnerError
 from forebay.learner.heart import Heart
-from forebay.learner.lora import load_actor
+from forebay.learner.lora import load_actor, model_digest
 from forebay.learner.port import BufferPort, PartedPort
 from forebay.learner.pretrained import load_tokenizer
 from forebay.learner.publisher import Publisher
@@ -108,6 +108,7 @@ class Learner:
             self._membership.member.incarnation,
             anchor_every=run.publish.anchor_every,
             classes=run.publish.codec == "classes",
+            model_digest=model_digest(run) if ranks.is_lead else b"",
             ranks=ranks,
         )
         self._heart = Heart(client, stop, self._publisher, self._membership.heartbeat_s)

@@ -18,6 +18,7 @@ from forebay.config.models import RunFile
 from forebay.errors import UsageError
 from forebay.learner.pretrained import load_model
 from forebay.wire.adapter import PREFIX
+from forebay.wire.weights import HostState
 
 ADAPTER = "default"
 
@@ -32,6 +33,11 @@ def load_actor(run: RunFile, saved: Path | None) -> PreTrainedModel:
     model = load_model(run.model.path)
     add_adapter(model, settings, run.run.seed)
     return model
+
+
+def model_digest(run: RunFile) -> bytes:
+    """What tells samplers which model the adapter belongs to: the digest of its files; empty without one."""
+    return HostState.from_safetensors(run.model.path).digest() if run.learner.lora else b""
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSection, seed: int) -> None:

@@ -63,9 +63,11 @@ class Publisher:
         anchor_every: int,
         *,
         classes: bool = False,
+        model_digest: bytes = b"",
         ranks: Ranks = ALONE,
     ) -> None:
-        self._client = client
+        """`model_digest`: of the model that the weights are an adapter for."""
+        self._client, self._model_digest = client, model_digest
         self._ranks, self._workers = ranks, ranks.apart()
         self._incarnation = incarnation
         self._anchor_every = anchor_every
@@ -200,6 +202,7 @@ class Publisher:
         """Send what all ranks have encoded; what became of it, or why nothing did."""
         base = b"" if parts[0].encoded.manifest.anchor or self._base is None else self._base.digest
         encoded = join(parts, base)
+        encoded.manifest.model_digest = self._model_digest
         try:
             self._client.publish(encoded)
         except ForebayError as error:

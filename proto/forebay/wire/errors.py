@@ -27,3 +27,7 @@ class CorruptWeights(WeightsError, ValueError):
 
 class UnreadableCheckpoint(WeightsError, UsageError):
     """A checkpoint folder that is not there or whose files are not safetensors."""
+
+
+class OtherModel(WeightsError, UsageError):
+    """An adapter for another model than the one at hand."""

@@ -69,6 +69,7 @@ def merge(chain: Sequence[Delta], behind: Sequence[Delta] = ()) -> Encoded:
         digest=last.digest,
         model_bytes=last.model_bytes,
         elements=last.elements,
+        model_digest=last.model_digest,
     )
     if first.HasField("base"):
         merged.base.CopyFrom(first.base)

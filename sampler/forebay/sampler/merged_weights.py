@@ -16,6 +16,8 @@ from forebay.sampler.engine import HostCopy
 from forebay.sampler.host_weights import HostWeights, SharedState
 from forebay.sampler.torch_dtypes import TORCH_DTYPES
 from forebay.wire.adapter import PREFIX
+from forebay.wire.errors import OtherModel
+from forebay.wire.v1 import weights_pb2
 from forebay.wire.version import Version
 from forebay.wire.weights import CorruptWeights, HostState
 
@@ -30,8 +32,18 @@ class MergedWeights(HostWeights):
         those that the engine gets; `scaling`: alpha / rank."""
         super().__init__([])  # of which tensors the adapter is, its first version says
         self._checkpoint, self._scaling = checkpoint, scaling
+        self._digest = checkpoint.digest()
         self._merged = SharedState(served.specs)
         self._merged.state.copy_from(served)
+
+    def apply(self, manifest: weights_pb2.Manifest, payload: bytes) -> None:
+        """One more update of the adapter. Raises OtherModel, WrongBase or CorruptWeights; nothing has changed then."""
+        if manifest.model_digest != self._digest:
+            raise OtherModel(
+                f"the published adapter belongs to another model (digest {manifest.model_digest.hex()[:12]}) than the "
+                f"checkpoint here ({self._digest.hex()[:12]}): copy the learner's [model] path to this machine"
+            )
+        super().apply(manifest, payload)
 
     def as_copy(self, version: Version) -> HostCopy:
         """The model with the adapter as it is now. Raises CorruptWeights when that is damaged or of another model."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forebay.buffer.client import BufferClient, PlanOutdated, WeightsDamaged
 from forebay.sampler.activity import Activity
-from forebay.sampler.engine import Engine
+from forebay.sampler.engine import Engine, HostCopy
 from forebay.sampler.errors import InstallFailed
 from forebay.sampler.host_weights import HostWeights
 from forebay.wire.v1 import weights_pb2
@@ -35,6 +35,14 @@ class Held:
     digest: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Weights that were proved, ready for the engine."""
+
+    held: Held
+    copy: HostCopy
+
+
 class WeightReceiver:
     """Owns the host copy and tells the engine when to take it."""
 
@@ -55,7 +63,7 @@ class WeightReceiver:
         self._announced: weights_pb2.Announcement | None = None
         self._news = asyncio.Condition()
         self._checkpoint_digest = b""
-        self._proved: Held | None = None
+        self._proved: Staged | None = None
         self.held: Held | None = None  #: what the engine generates with; None before `hand_over`
         self.gate = asyncio.Lock()  #: whoever holds it keeps the engine's weights as they are
 
@@ -65,7 +73,7 @@ class WeightReceiver:
         """Bring the host copy to the newest version, beginning with the local checkpoint.
 
         When the checkpoint's digest is the announced one, nothing is fetched. Waits for the learner's first
-        publication; needs `watch` running. Raises UnreadableCheckpoint.
+        publication; needs `watch` running. Raises UnreadableCheckpoint or OtherModel.
         """
         await asyncio.to_thread(self._read_checkpoint)
         self._activity.now("waiting: learner to publish the first weights")
@@ -81,14 +89,14 @@ class WeightReceiver:
         """Make the engine serve the proved version: by name alone if it loaded just these bytes from the checkpoint."""
         proved = self._proved
         assert proved is not None, "prove comes first"
-        copy = await asyncio.to_thread(self._host.as_copy, proved.version)
+        held = proved.held
         native = await asyncio.to_thread(stored_dtypes, self._folder)
-        if proved.digest == self._checkpoint_digest and native == {self._dtype}:
-            await engine.adopt(copy)
+        if held.digest == self._checkpoint_digest and native == {self._dtype}:
+            await engine.adopt(proved.copy)
         else:
-            self._installed(await engine.install(copy, put_back=self._host.put_back))
-        await self._now_held(proved)
-        log.info("serving version %s, digest %s", proved.version, proved.digest.hex()[:12])
+            self._installed(await engine.install(proved.copy, put_back=self._host.put_back))
+        await self._now_held(held)
+        log.info("serving version %s, digest %s", held.version, held.digest.hex()[:12])
 
     # --- while serving
 
@@ -119,19 +127,18 @@ class WeightReceiver:
     async def _advance(self, engine: Engine) -> None:
         assert self.held is not None, "hand_over comes first"
         staged = await self._stage(self.held)
-        copy = await asyncio.to_thread(self._host.as_copy, staged.version)
-        if staged.digest == self.held.digest:  # the same weights under a new name: a learner that resumed
-            await engine.adopt(copy)
-            return await self._now_held(staged)
+        if staged.held.digest == self.held.digest:  # the same weights under a new name: a learner that resumed
+            await engine.adopt(staged.copy)
+            return await self._now_held(staged.held)
         async with self.gate:
             try:
-                self._installed(await engine.install(copy, put_back=self._host.put_back))
+                self._installed(await engine.install(staged.copy, put_back=self._host.put_back))
             except InstallFailed:
                 self._activity.failed_installs += 1
                 raise
             await asyncio.to_thread(self._host.keep)
-            await self._now_held(staged)
-        log.info("installed version %s in %.3f s", staged.version, self._activity.update_pause_s)
+            await self._now_held(staged.held)
+        log.info("installed version %s in %.3f s", staged.held.version, self._activity.update_pause_s)
         return await self._recheck()
 
     async def _recheck(self) -> None:
@@ -143,7 +150,7 @@ class WeightReceiver:
             log.error("the host copy of %d tensors went bad in memory, the first is %s", len(rotten), rotten[0])
             self._host.state.mark_damaged(f"{rotten[0]} went bad in memory")
 
-    async def _stage(self, base: Held) -> Held:
+    async def _stage(self, base: Held) -> Staged:
         """Make the newest version in the host copy. A path that does not lead there is replaced by an anchor's."""
         plan = await self._client.plan(base.version if self.held else None, base.digest)
         try:
@@ -153,17 +160,19 @@ class WeightReceiver:
             log.warning("taking the way from an anchor: %s", error)
         return await self._take(await self._client.plan(None, b""))
 
-    async def _take(self, plan: weights_pb2.PlanResponse) -> Held:
+    async def _take(self, plan: weights_pb2.PlanResponse) -> Staged:
+        version = Version.from_proto(plan.version)
         try:
             for manifest in plan.path:
                 payload = await self._client.fetch(manifest)
                 await asyncio.to_thread(self._host.apply, manifest, payload)
             if await asyncio.to_thread(self._host.state.digest) != plan.digest:
-                raise CorruptWeights(f"the way to version {Version.from_proto(plan.version)} ended at other weights")
+                raise CorruptWeights(f"the way to version {version} ended at other weights")
+            copy = await asyncio.to_thread(self._host.as_copy, version)
         except BaseException:
             await asyncio.to_thread(self._host.put_back)
             raise
-        return Held(version=Version.from_proto(plan.version), digest=plan.digest)
+        return Staged(held=Held(version=version, digest=plan.digest), copy=copy)
 
     def _read_checkpoint(self) -> None:
         """Blocks."""

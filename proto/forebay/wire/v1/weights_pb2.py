@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from forebay.wire.v1 import common_pb2 as forebay_dot_wire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66orebay/wire/v1/weights.proto\x12\x0f\x66orebay.wire.v1\x1a\x1c\x66orebay/wire/v1/common.proto\"\xc8\x02\n\x08Manifest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12)\n\x07version\x18\x02 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x61nchor\x18\x03 \x01(\x08\x12&\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12-\n\x07tensors\x18\x07 \x03(\x0b\x32\x1c.forebay.wire.v1.TensorEntry\x12&\n\x06\x63hunks\x18\x08 \x03(\x0b\x32\x16.forebay.wire.v1.Chunk\x12\x15\n\rpayload_bytes\x18\t \x01(\x04\x12\x13\n\x0bmodel_bytes\x18\n \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x0b \x01(\x04\x12\x10\n\x08\x65lements\x18\x0c \x01(\x04\"\x88\x01\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x07 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\"&\n\x05\x43hunk\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"a\n\x0eMissingRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12&\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x16.forebay.wire.v1.Chunk\"\"\n\x0fMissingResponse\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"u\n\x0ePublishRequest\x12.\n\x05start\x18\x01 \x01(\x0b\x32\x1d.forebay.wire.v1.PublishStartH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.forebay.wire.v1.ChunkDataH\x00\x42\x06\n\x04part\"d\n\x0cPublishStart\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12+\n\x08manifest\x18\x02 \x01(\x0b\x32\x19.forebay.wire.v1.Manifest\"9\n\tChunkData\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\">\n\x0fPublishResponse\x12\x14\n\x0cstored_bytes\x18\x01 \x01(\x04\x12\x15\n\ranchor_wanted\x18\x02 \x01(\x08\"7\n\x0cWatchRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\"I\n\x0c\x41nnouncement\x12)\n\x07version\x18\x01 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\x9d\x01\n\x0bPlanRequest\x12&\n\x04held\x18\x01 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x13\n\x0bheld_digest\x18\x02 \x01(\x0c\x12(\n\x06target\x18\x03 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\'\n\x06member\x18\x04 \x01(\x0b\x32\x17.forebay.wire.v1.Member\"r\n\x0cPlanResponse\x12\'\n\x04path\x18\x01 \x03(\x0b\x32\x19.forebay.wire.v1.Manifest\x12)\n\x07version\x18\x02 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"d\n\x0c\x46\x65tchRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12+\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1b.forebay.wire.v1.ChunkRange\",\n\nChunkRange\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\":\n\rFetchResponse\x12)\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1a.forebay.wire.v1.ChunkData2\xff\x02\n\x07Weights\x12L\n\x07Missing\x12\x1f.forebay.wire.v1.MissingRequest\x1a .forebay.wire.v1.MissingResponse\x12N\n\x07Publish\x12\x1f.forebay.wire.v1.PublishRequest\x1a .forebay.wire.v1.PublishResponse(\x01\x12G\n\x05Watch\x12\x1d.forebay.wire.v1.WatchRequest\x1a\x1d.forebay.wire.v1.Announcement0\x01\x12\x43\n\x04Plan\x12\x1c.forebay.wire.v1.PlanRequest\x1a\x1d.forebay.wire.v1.PlanResponse\x12H\n\x05\x46\x65tch\x12\x1d.forebay.wire.v1.FetchRequest\x1a\x1e.forebay.wire.v1.FetchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66orebay/wire/v1/weights.proto\x12\x0f\x66orebay.wire.v1\x1a\x1c\x66orebay/wire/v1/common.proto\"\xde\x02\n\x08Manifest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12)\n\x07version\x18\x02 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x61nchor\x18\x03 \x01(\x08\x12&\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12-\n\x07tensors\x18\x07 \x03(\x0b\x32\x1c.forebay.wire.v1.TensorEntry\x12&\n\x06\x63hunks\x18\x08 \x03(\x0b\x32\x16.forebay.wire.v1.Chunk\x12\x15\n\rpayload_bytes\x18\t \x01(\x04\x12\x13\n\x0bmodel_bytes\x18\n \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x0b \x01(\x04\x12\x10\n\x08\x65lements\x18\x0c \x01(\x04\x12\x14\n\x0cmodel_digest\x18\r \x01(\x0c\"\x88\x01\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x07 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\"&\n\x05\x43hunk\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"a\n\x0eMissingRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12&\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x16.forebay.wire.v1.Chunk\"\"\n\x0fMissingResponse\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"u\n\x0ePublishRequest\x12.\n\x05start\x18\x01 \x01(\x0b\x32\x1d.forebay.wire.v1.PublishStartH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.forebay.wire.v1.ChunkDataH\x00\x42\x06\n\x04part\"d\n\x0cPublishStart\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12+\n\x08manifest\x18\x02 \x01(\x0b\x32\x19.forebay.wire.v1.Manifest\"9\n\tChunkData\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\">\n\x0fPublishResponse\x12\x14\n\x0cstored_bytes\x18\x01 \x01(\x04\x12\x15\n\ranchor_wanted\x18\x02 \x01(\x08\"7\n\x0cWatchRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\"I\n\x0c\x41nnouncement\x12)\n\x07version\x18\x01 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\x9d\x01\n\x0bPlanRequest\x12&\n\x04held\x18\x01 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x13\n\x0bheld_digest\x18\x02 \x01(\x0c\x12(\n\x06target\x18\x03 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\'\n\x06member\x18\x04 \x01(\x0b\x32\x17.forebay.wire.v1.Member\"r\n\x0cPlanResponse\x12\'\n\x04path\x18\x01 \x03(\x0b\x32\x19.forebay.wire.v1.Manifest\x12)\n\x07version\x18\x02 \x01(\x0b\x32\x18.forebay.wire.v1.Version\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"d\n\x0c\x46\x65tchRequest\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.forebay.wire.v1.Member\x12+\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1b.forebay.wire.v1.ChunkRange\",\n\nChunkRange\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\":\n\rFetchResponse\x12)\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1a.forebay.wire.v1.ChunkData2\xff\x02\n\x07Weights\x12L\n\x07Missing\x12\x1f.forebay.wire.v1.MissingRequest\x1a .forebay.wire.v1.MissingResponse\x12N\n\x07Publish\x12\x1f.forebay.wire.v1.PublishRequest\x1a .forebay.wire.v1.PublishResponse(\x01\x12G\n\x05Watch\x12\x1d.forebay.wire.v1.WatchRequest\x1a\x1d.forebay.wire.v1.Announcement0\x01\x12\x43\n\x04Plan\x12\x1c.forebay.wire.v1.PlanRequest\x1a\x1d.forebay.wire.v1.PlanResponse\x12H\n\x05\x46\x65tch\x12\x1d.forebay.wire.v1.FetchRequest\x1a\x1e.forebay.wire.v1.FetchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,37 +33,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'forebay.wire.v1.weights_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MANIFEST']._serialized_start=81
-  _globals['_MANIFEST']._serialized_end=409
-  _globals['_TENSORENTRY']._serialized_start=412
-  _globals['_TENSORENTRY']._serialized_end=548
-  _globals['_CHUNK']._serialized_start=550
-  _globals['_CHUNK']._serialized_end=588
-  _globals['_MISSINGREQUEST']._serialized_start=590
-  _globals['_MISSINGREQUEST']._serialized_end=687
-  _globals['_MISSINGRESPONSE']._serialized_start=689
-  _globals['_MISSINGRESPONSE']._serialized_end=723
-  _globals['_PUBLISHREQUEST']._serialized_start=725
-  _globals['_PUBLISHREQUEST']._serialized_end=842
-  _globals['_PUBLISHSTART']._serialized_start=844
-  _globals['_PUBLISHSTART']._serialized_end=944
-  _globals['_CHUNKDATA']._serialized_start=946
-  _globals['_CHUNKDATA']._serialized_end=1003
-  _globals['_PUBLISHRESPONSE']._serialized_start=1005
-  _globals['_PUBLISHRESPONSE']._serialized_end=1067
-  _globals['_WATCHREQUEST']._serialized_start=1069
-  _globals['_WATCHREQUEST']._serialized_end=1124
-  _globals['_ANNOUNCEMENT']._serialized_start=1126
-  _globals['_ANNOUNCEMENT']._serialized_end=1199
-  _globals['_PLANREQUEST']._serialized_start=1202
-  _globals['_PLANREQUEST']._serialized_end=1359
-  _globals['_PLANRESPONSE']._serialized_start=1361
-  _globals['_PLANRESPONSE']._serialized_end=1475
-  _globals['_FETCHREQUEST']._serialized_start=1477
-  _globals['_FETCHREQUEST']._serialized_end=1577
-  _globals['_CHUNKRANGE']._serialized_start=1579
-  _globals['_CHUNKRANGE']._serialized_end=1623
-  _globals['_FETCHRESPONSE']._serialized_start=1625
-  _globals['_FETCHRESPONSE']._serialized_end=1683
-  _globals['_WEIGHTS']._serialized_start=1686
-  _globals['_WEIGHTS']._serialized_end=2069
+  _globals['_MANIFEST']._serialized_end=431
+  _globals['_TENSORENTRY']._serialized_start=434
+  _globals['_TENSORENTRY']._serialized_end=570
+  _globals['_CHUNK']._serialized_start=572
+  _globals['_CHUNK']._serialized_end=610
+  _globals['_MISSINGREQUEST']._serialized_start=612
+  _globals['_MISSINGREQUEST']._serialized_end=709
+  _globals['_MISSINGRESPONSE']._serialized_start=711
+  _globals['_MISSINGRESPONSE']._serialized_end=745
+  _globals['_PUBLISHREQUEST']._serialized_start=747
+  _globals['_PUBLISHREQUEST']._serialized_end=864
+  _globals['_PUBLISHSTART']._serialized_start=866
+  _globals['_PUBLISHSTART']._serialized_end=966
+  _globals['_CHUNKDATA']._serialized_start=968
+  _globals['_CHUNKDATA']._serialized_end=1025
+  _globals['_PUBLISHRESPONSE']._serialized_start=1027
+  _globals['_PUBLISHRESPONSE']._serialized_end=1089
+  _globals['_WATCHREQUEST']._serialized_start=1091
+  _globals['_WATCHREQUEST']._serialized_end=1146
+  _globals['_ANNOUNCEMENT']._serialized_start=1148
+  _globals['_ANNOUNCEMENT']._serialized_end=1221
+  _globals['_PLANREQUEST']._serialized_start=1224
+  _globals['_PLANREQUEST']._serialized_end=1381
+  _globals['_PLANRESPONSE']._serialized_start=1383
+  _globals['_PLANRESPONSE']._serialized_end=1497
+  _globals['_FETCHREQUEST']._serialized_start=1499
+  _globals['_FETCHREQUEST']._serialized_end=1599
+  _globals['_CHUNKRANGE']._serialized_start=1601
+  _globals['_CHUNKRANGE']._serialized_end=1645
+  _globals['_FETCHRESPONSE']._serialized_start=1647
+  _globals['_FETCHRESPONSE']._serialized_end=1705
+  _globals['_WEIGHTS']._serialized_start=1708
+  _globals['_WEIGHTS']._serialized_end=2091
 # @@protoc_insertion_point(module_scope)

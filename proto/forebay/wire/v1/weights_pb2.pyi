@@ -35,6 +35,7 @@ class Manifest(_message.Message):
     MODEL_BYTES_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     ELEMENTS_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     anchor: _builtins.bool
     base_digest: _builtins.bytes
@@ -47,6 +48,8 @@ class Manifest(_message.Message):
     changed: _builtins.int
     """elements that differ from the base"""
     elements: _builtins.int
+    model_digest: _builtins.bytes
+    """of an adapter: state digest of the files of the model it belongs to; else empty"""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
@@ -76,10 +79,11 @@ class Manifest(_message.Message):
         model_bytes: _builtins.int = ...,
         changed: _builtins.int = ...,
         elements: _builtins.int = ...,
+        model_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "base", b"base", "base_digest", b"base_digest", "changed", b"changed", "chunks", b"chunks", "digest", b"digest", "elements", b"elements", "format", b"format", "model_bytes", b"model_bytes", "payload_bytes", b"payload_bytes", "tensors", b"tensors", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "base", b"base", "base_digest", b"base_digest", "changed", b"changed", "chunks", b"chunks", "digest", b"digest", "elements", b"elements", "format", b"format", "model_bytes", b"model_bytes", "model_digest", b"model_digest", "payload_bytes", b"payload_bytes", "tensors", b"tensors", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
