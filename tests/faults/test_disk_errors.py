@@ -145,7 +145,9 @@ async def test_a_full_disk(small_disk: Path, serve: Serve, tmp_path: Path, monke
     (tmp_path / "run").symlink_to(small_disk)
     (small_disk / "ballast").write_bytes(bytes(8 << 20))
     async with (
-        serve(disk=UnsyncedDisk(), steps=8, max_staleness=7) as served,
+        asyncio.timeout(60),
+        # Little memory is little credit, so that frames are left to push back when the disk is full.
+        serve(disk=UnsyncedDisk(), steps=8, max_staleness=7, buffer={"memory_mb": 2}) as served,
         served.client() as learner,
         served.client() as sampler,
     ):
