@@ -21,6 +21,7 @@ SERVICES = ["run", "buffer", "learner", "sampler"]
 COMMANDS = [
     *SERVICES,
     "reward",
+    "reference",
     "status",
     "top",
     "ledger",

@@ -12,7 +12,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from forebay.reward.calls import HEALTH, MAX_COMPLETIONS, MAX_REQUEST_BYTES, SERVICE
+from forebay.health import HEALTH
+from forebay.reward.calls import MAX_COMPLETIONS, MAX_REQUEST_BYTES, SERVICE
 from forebay.reward.desk import MAX_IN_HAND
 from forebay.reward.server import RewardServer, serving
 from forebay.wire.v1 import reward_pb2, reward_pb2_grpc

@@ -59,6 +59,18 @@ def test_only_models_of_this_machine_are_started(tmp_path: Path) -> None:
     assert rewards[0].log == tmp_path / "logs" / "reward-here.log"
 
 
+@pytest.mark.parametrize(("address", "started"), [("127.0.0.1:7095", True), ("192.0.2.7:7095", False), (None, False)])
+def test_a_reference_of_this_machine_is_started(tmp_path: Path, address: str | None, started: bool) -> None:
+    run = run_file(tmp_path, {})
+    learner = run.learner.model_copy(
+        update={"reference": run.learner.reference.model_copy(update={"address": address})}
+    )
+    services = local_services(run.model_copy(update={"learner": learner}), ["run.toml"])
+    assert [service.command[-2:] for service in services if service.role == "reference"] == (
+        [("reference", "run.toml")] if started else []
+    )
+
+
 def test_a_drain_leaves_the_model_to_those_who_still_ask_it(stage: Stage) -> None:
     stage.supervisor.drain()
     assert stage.asked_to_end() == {"learner", "sampler-0"}

@@ -17,6 +17,7 @@ from forebay.cli import (
     evaluate,
     ledger,
     plot,
+    reference,
     replay,
     reward,
     run,
@@ -39,7 +40,8 @@ start:
   forebay buffer run.toml       or each service by itself, anywhere: the buffer,
   forebay learner run.toml      the learner,
   forebay sampler run.toml      as many samplers as you like,
-  forebay reward run.toml       and a reward model, if the run file has one"""
+  forebay reward run.toml       and a reward model,
+  forebay reference run.toml    and the reference model, if the run file has one"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,7 +82,21 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
-    for group in (run, services, reward, watch, ledger, control, evaluate, plot, replay, weights, configure, doctor):
+    for group in (
+        run,
+        services,
+        reward,
+        reference,
+        watch,
+        ledger,
+        control,
+        evaluate,
+        plot,
+        replay,
+        weights,
+        configure,
+        doctor,
+    ):
         group.add(subparsers)
     return parser
 

@@ -66,6 +66,9 @@ class ReferenceSection(Section):
 
     path: str | None = Field(default=None, description="default: [model] path, the weights that the run starts from")
     offload: bool = Field(default=True, description="in host memory while it is not asked")
+    address: Address | None = Field(
+        default=None, description="where `forebay reference` serves it and the learner asks; none: it is in the learner"
+    )
 
 
 class LoraSection(Section):

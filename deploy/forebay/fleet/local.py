@@ -1,4 +1,4 @@
-"""`forebay run`: buffer, learner, samplers and reward models on this machine, supervised until the run is over."""
+"""`forebay run`: buffer, learner, samplers and frozen models on this machine, supervised until the run is over."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Session:
             raise ServiceFailed(f"the model was not made: {exit_cause(code)}: {last} (see {service.log})")
 
     def _start(self) -> None:
-        """The buffer first; learner and samplers when it takes calls. A reward model may load meanwhile."""
+        """The buffer first; learner and samplers when it takes calls. Frozen models may load meanwhile."""
         if self._wakeups.stops:
             return
         for role in SERVERS:

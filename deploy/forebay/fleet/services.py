@@ -12,7 +12,7 @@ from forebay.fleet.process import Service
 
 
 def local_services(run: RunFile, arguments: Sequence[str]) -> list[Service]:
-    """Buffer, learner, samplers and the reward models of this machine, each with the given run files and flags."""
+    """Buffer, learner, samplers and the frozen models of this machine, each with the given run files and flags."""
     return [
         *replay_services(run, arguments),
         *(_reward(run, name, arguments) for name, model in run.reward.models.items() if is_here(model.address)),
@@ -21,8 +21,11 @@ def local_services(run: RunFile, arguments: Sequence[str]) -> list[Service]:
 
 
 def replay_services(run: RunFile, arguments: Sequence[str]) -> list[Service]:
-    """Buffer and learner: all that trains recorded batches."""
-    return [_service(run, role, role, arguments) for role in ("buffer", "learner")]
+    """Buffer, learner and its reference model, where that is a service of this machine: all that trains recorded
+    batches."""
+    reference = run.learner.reference.address
+    roles = ("buffer", "learner", *(("reference",) if reference is not None and is_here(reference) else ()))
+    return [_service(run, role, role, arguments) for role in roles]
 
 
 def model_maker(run: RunFile, arguments: Sequence[str]) -> Service:

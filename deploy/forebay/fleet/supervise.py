@@ -12,7 +12,7 @@ from forebay.fleet.process import Running, Service, exit_cause, last_lines, usag
 #: How a service may end when it was asked to: done, or so young that it had no handler yet.
 IN_ORDER = (EXIT_DONE, -signal.SIGTERM)
 #: Roles that the others call: first to start, last to end.
-SERVERS = ("buffer", "reward")
+SERVERS = ("buffer", "reward", "reference")
 LINES_SHOWN = 5
 FIRST_DELAY_S = 1.0  # before the second restart; doubled for each one after
 BUFFER_GRACE_S = 30.0
@@ -83,7 +83,7 @@ class Supervisor:
         return self._exit_code if all(watched.done for watched in self._watched.values()) else None
 
     def drain(self) -> None:
-        """Ask samplers and learner to end in order; buffer and reward models follow when they are gone."""
+        """Ask samplers and learner to end in order; buffer and frozen models follow when they are gone."""
         self._draining = True
         for role in ("sampler", "learner"):
             for watched in self._of_role(role):
@@ -102,11 +102,11 @@ class Supervisor:
 
     @property
     def only_buffers_left(self) -> bool:
-        """Whether samplers and learner are done, so that nobody will tell buffer or reward models anything more."""
+        """Whether samplers and learner are done, so that nobody will tell buffer or frozen models anything more."""
         return all(watched.done for watched in self._watched.values() if watched.service.role not in SERVERS)
 
     def end_buffers(self) -> None:
-        """Ask buffer and reward models to end; only once, because a second signal means at once."""
+        """Ask buffer and frozen models to end; only once, because a second signal means at once."""
         if self._ending:
             return
         self._ending = self._draining = True
@@ -192,7 +192,7 @@ class Supervisor:
             self.drain()
 
     def _lose_patience(self) -> None:
-        """Kill what did not end in its grace; buffer and reward models have one of their own, they are asked last."""
+        """Kill what did not end in its grace; buffer and frozen models have one of their own, they are asked last."""
         self._kill_at_s = None
         for watched in self._watched.values():
             if watched.running is not None and (self._ending or watched.service.role not in SERVERS):

@@ -97,7 +97,9 @@ class Learner:
         specs = host_specs(self._model, getattr(torch, run.publish.dtype))
         self._host = HostState.allocate(specs if ranks.is_lead else [])
         self._steering, self._steered = ranks.agreed(Steering.read(run.run.home)), run
-        self._roles = load_roles(self._steering.widest(run), self._model, data)
+        self._roles = load_roles(
+            self._steering.widest(run), self._model, data, stop=stop, tell=lambda doing: self._heart.doing(doing)
+        )
         self._trainer = Trainer(self._roles, run, self._clock)
         self._step = self._restored(saved)  #: committed last
         self._writer, self._told_saved = CheckpointWriter(self._step), self._step
@@ -166,13 +168,15 @@ class Learner:
         return saved.counters.step
 
     def _start(self) -> None:
-        """Publish the weights that training starts from, and wait until the buffer has them."""
+        """Publish the weights that training starts from, and wait until the buffer has them, and for the reference."""
         self._heart.doing(f"publishing step {self._step}")
         copy_to_host(self._model, self._host)
         self._publisher.adopt(self._host, self._fill)
         self._offer(self._step)
         while not self._ranks.agreed(self._publisher.wait_stored(timeout_s=LEASE_WAIT_S) or self._stop.asked):
             pass
+        if self._roles.reference is not None:
+            self._roles.reference.ready()
         self._clock.take()
 
     def _batch(self, step: int) -> tuple[Lease, Batch] | None:

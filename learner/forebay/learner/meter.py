@@ -1,11 +1,12 @@
 """What is measured of one step, on the host and in float64.
 
-Four differences of log-probabilities are kept apart, because their cures differ:
+Five differences of log-probabilities are kept apart, because their cures differ:
 
     kl            behaviour -> current: all of it, what `learner.max_kl` bounds
     mismatch      behaviour -> proximal on the freshest tokens: sampler and learner compute the same weights differently
     policy_kl     proximal -> current: how far the updates of this step have gone
     the rest      is staleness
+    reference_kl  current -> reference: how far the policy has strayed, where there is a reference model
 
 Shape suffixes: t trained tokens.
 """
@@ -24,6 +25,7 @@ from forebay.learner.sample import Sample, by_sample
 Floats = NDArray[np.float64]
 SUMS = (
     "tokens", "seen", "clipped", "capped", "policy_kl", "kl", "ratio_minus_1", "entropy", "loss", "value_loss",
+    "referred", "reference_kl",
 )  # fmt: skip
 
 
@@ -65,7 +67,7 @@ class Measured:
 class StepMeter:
     """Sums over the tokens of one step."""
 
-    tokens: int = 0  #: of the first epoch, like all sums but the next four
+    tokens: int = 0  #: of the first epoch, like all sums but the next four and the losses
     seen: int = 0
     clipped: float = 0.0
     capped: float = 0.0
@@ -75,6 +77,8 @@ class StepMeter:
     entropy: float = 0.0
     loss: float = 0.0
     value_loss: float = 0.0
+    referred: int = 0  #: tokens that the reference model has scored
+    reference_kl: float = 0.0
     grad_norms: list[float] = field(default_factory=list)
     critic_grad_norms: list[float] = field(default_factory=list)
     fresh: dict[int, Fresh] = field(default_factory=dict)
@@ -109,6 +113,10 @@ class StepMeter:
         self.entropy += float(batch.entropy_t.sum())
         for sample, mismatch_t in by_sample(batch.samples, batch.proximal_t - batch.behaviour_t):
             self._add_fresh(sample, mismatch_t)
+        for sample, current_t in by_sample(batch.samples, batch.current_t):
+            if sample.reference_t is not None:
+                self.referred += len(current_t)
+                self.reference_kl += float(_k3(sample.reference_t - current_t).sum())
 
     def _add_fresh(self, sample: Sample, mismatch_t: Floats) -> None:
         steps = np.asarray([span.version.step for span in sample.trajectory.spans], np.int64)
@@ -132,7 +140,7 @@ class StepMeter:
             "grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else 0.0,
             "trained_tokens": self.tokens,
         }
-        return found | self._mismatch(step) | self._critic()
+        return found | self._mismatch(step) | self._reference() | self._critic()
 
     def _mismatch(self, step: int) -> dict[str, float]:
         if not self.fresh:
@@ -144,6 +152,9 @@ class StepMeter:
             "mismatch_kl": fresh.kl / fresh.tokens,
             "mismatch_staleness": max(0, step - 1 - newest),
         }
+
+    def _reference(self) -> dict[str, float]:
+        return {"reference_kl": self.reference_kl / self.referred} if self.referred else {}
 
     def _critic(self) -> dict[str, float]:
         if not self.critic_grad_norms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,8 @@ from forebay.learner.critic import load_critic
 from forebay.learner.engine import Engine
 from forebay.learner.policy import Policy
 from forebay.learner.ranks import ALONE, Ranks
-from forebay.learner.reference_model import Reference, load_reference
+from forebay.learner.reference.model import Reference, load_reference
+from forebay.learner.stop import Stop
 
 CRITIC = "critic/"
 
@@ -45,13 +46,21 @@ class Roles:
             self.critic.restore(state, counters.critic_updates, prefix=CRITIC)
 
 
-def load_roles(run: RunFile, model: PreTrainedModel, ranks: Ranks = ALONE) -> Roles:
-    """All of them, with `model` as the actor. Raises UsageError when one cannot be loaded."""
+def load_roles(
+    run: RunFile,
+    model: PreTrainedModel,
+    ranks: Ranks = ALONE,
+    *,
+    stop: Stop | None = None,
+    tell: Callable[[str], None] = lambda doing: None,
+) -> Roles:
+    """All of them, with `model` as the actor. `tell` hears what a role in another process is waited for, which ends
+    when `stop` is asked. Raises UsageError when one cannot be loaded."""
     policy = Policy(model, entropy_gradient=run.learner.entropy_coef > 0).train()
     actor: Engine[tuple[torch.Tensor, torch.Tensor]] = Engine(policy, run.learner)
     return Roles(
         actor=actor,
         critic=load_critic(run) if run.learner.estimator == "gae" else None,
-        reference=load_reference(run, actor) if run.learner.kl_coef else None,
+        reference=load_reference(run, actor, stop or Stop(), tell) if run.learner.kl_coef else None,
         ranks=ranks,
     )

@@ -12,7 +12,6 @@ MAX_COMPLETIONS = 512
 MAX_REQUEST_BYTES = 1 << 20
 #: The full name of the gRPC service, which health checks ask for.
 SERVICE = "forebay.wire.v1.Reward"
-HEALTH = "grpc.health.v1.Health"
 
 _SHARED_OPTIONS: list[tuple[str, Any]] = [("grpc.max_metadata_size", 8 << 10)]
 SERVER_OPTIONS = [

@@ -16,7 +16,8 @@ import grpc.aio
 from forebay.backoff import pause_after
 from forebay.config.models import RunFile
 from forebay.errors import UsageError
-from forebay.reward.calls import CLIENT_OPTIONS, HEALTH, MAX_COMPLETIONS, MAX_REQUEST_BYTES
+from forebay.health import HEALTH
+from forebay.reward.calls import CLIENT_OPTIONS, MAX_COMPLETIONS, MAX_REQUEST_BYTES
 from forebay.reward.errors import RewardModelError, ScoreFailed
 from forebay.wire.v1 import reward_pb2, reward_pb2_grpc
 from forebay.wire.v1.reward_pb2 import HealthCheckRequest, HealthCheckResponse, ScoreError

@@ -13,11 +13,11 @@ from aiohttp import web
 
 from forebay.buffer.http_site import EXPOSITION, HttpSite
 from forebay.buffer.ports import split
+from forebay.health import HealthService
 from forebay.reward.batcher import Batcher
 from forebay.reward.calls import SERVER_OPTIONS, SERVICE
 from forebay.reward.desk import Desk
 from forebay.reward.errors import CallRefused
-from forebay.reward.health import HealthService
 from forebay.reward.metrics import RewardMetrics
 from forebay.reward.scorer import Scorer
 from forebay.wire.v1 import reward_pb2, reward_pb2_grpc

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-import threading
-from collections.abc import Callable
-from typing import TypeVar
 
 from forebay.buffer.ports import check_address
 from forebay.config.model_source import model_source
@@ -18,14 +12,12 @@ from forebay.config.reward_section import RewardModelSection
 from forebay.errors import EXIT_DONE, UsageError
 from forebay.reward.scorer import Scorer
 from forebay.reward.server import RewardServer
-
-T = TypeVar("T")
+from forebay.serving import in_thread, stop_signals
 
 log = logging.getLogger(__name__)
 
 #: How long calls in progress may take after SIGTERM.
 GRACE_S = 20.0
-EXIT_AT_ONCE = 130
 
 
 def serve(run: RunFile, name: str) -> int:
@@ -42,7 +34,7 @@ def serve(run: RunFile, name: str) -> int:
 
 
 async def _serve(run: RunFile, name: str, section: RewardModelSection) -> int:
-    stop = _stop_signals()
+    stop = stop_signals()
     server = RewardServer(name, section.address, section.http)
     await server.start()
     log.info("loading %s; listening on %s meanwhile", section.path, server.address)
@@ -80,45 +72,3 @@ def load(name: str, section: RewardModelSection, seed: int) -> Scorer:
     from forebay.reward.classifier import SequenceClassifier  # torch, which takes seconds
 
     return SequenceClassifier.load(name, section, source)
-
-
-def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """What `work` returns, done in a thread that keeps nobody from ending the process."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended without waiting
-            loop.call_soon_threadsafe(settle, result, failure)
-
-    threading.Thread(target=run, name="loading", daemon=True).start()
-    return done
-
-
-def _stop_signals() -> asyncio.Event:
-    """Set at the first signal; the second ends the process."""
-    stop = asyncio.Event()
-
-    def signalled(number: signal.Signals) -> None:
-        if stop.is_set():
-            os._exit(EXIT_AT_ONCE)
-        log.info("%s: finishing calls in progress, then stopping; once more to stop at once", number.name)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, signalled, number)
-    return stop

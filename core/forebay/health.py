@@ -8,8 +8,9 @@ from typing import Any
 
 import grpc
 
-from forebay.reward.calls import HEALTH
 from forebay.wire.v1.reward_pb2 import HealthCheckRequest, HealthCheckResponse
+
+HEALTH = "grpc.health.v1.Health"
 
 
 class HealthService:
