@@ -184,6 +184,9 @@ class PublishSection(Section):
     codec: Literal["gaps", "classes"] = Field(
         default="gaps", description="classes: about 0.6 of the bytes for twice the work, for slow links"
     )
+    difference: Literal["host", "device"] = Field(
+        default="host", description="device: keep what was published there, too, and copy only what has changed"
+    )
     anchor_every: Positive = Field(default=50, description="publications between two full snapshots")
     store: str = Field(
         default="",

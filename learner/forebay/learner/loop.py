@@ -24,6 +24,7 @@ from forebay.errors import EXIT_DONE, EXIT_FAILED
 from forebay.learner.batch import Batch, batch_metrics, open_batch
 from forebay.learner.checkpoint import TORCH_RANDOM, CheckpointStore, Counters, Saved
 from forebay.learner.checkpoint_writer import CheckpointWriter
+from forebay.learner.device_mirror import DeviceMirror
 from forebay.learner.distributed import start_deepspeed
 from forebay.learner.errors import BadExperience, KlExceeded, LearnerError
 from forebay.learner.heart import Heart
@@ -96,6 +97,8 @@ class Learner:
             self._model.gradient_checkpointing_enable()
         specs = host_specs(self._model, getattr(torch, run.publish.dtype))
         self._host = HostState.allocate(specs if ranks.is_lead else [])
+        on_device = run.publish.difference == "device"
+        self._fill = DeviceMirror(self._model).fill if on_device else partial(copy_to_host, self._model)
         self._steering, self._steered = ranks.agreed(Steering.read(run.run.home)), run
         self._roles = load_roles(
             self._steering.widest(run), self._model, data, stop=stop, tell=lambda doing: self._heart.doing(doing)
@@ -246,9 +249,6 @@ class Learner:
     def _offer(self, step: int) -> None:
         with self._clock.phase("publish_copy"):
             self._publisher.offer(step, self._fill)
-
-    def _fill(self, state: HostState) -> None:
-        copy_to_host(self._model, state)
 
     def _checkpoint_if_due(self, step: int) -> None:
         due = step % self._run.learner.checkpoint_every_steps == 0

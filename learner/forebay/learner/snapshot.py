@@ -42,10 +42,16 @@ def copy_to_host(model: PreTrainedModel, state: HostState) -> None:
     """
     with torch.no_grad():
         room = host_tensors(state)
-        for some in _buckets(published_tensors(model)):
-            with _whole(some.values()):
-                for name in some.keys() & room.keys():
-                    room[name].copy_(some[name])
+        for some in whole_tensors(model):
+            for name in some.keys() & room.keys():
+                room[name].copy_(some[name])
+
+
+def whole_tensors(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
+    """A few of `published_tensors` at a time, whole until the next ones are asked for. A collective iteration."""
+    for some in _buckets(published_tensors(model)):
+        with _whole(some.values()):
+            yield some
 
 
 def _buckets(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
