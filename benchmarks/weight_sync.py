@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,11 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.weight_sync", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the tiny model only, once")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
+    parser.add_argument("--rounds", type=int, metavar="N", help="windows of generation of each kind; default 3")
     arguments = parser.parse_args(argv)
     settle_own_threads()  # as many as a learner or a sampler has
     plan = QUICK if arguments.quick else FULL
+    plan = replace(plan, rounds=arguments.rounds or plan.rounds)
     with tempfile.TemporaryDirectory(prefix="forebay-weights-", dir=ROOT.parent) as scratch:
         found = measure(plan, TINY if arguments.quick else SMOLLM2, Path(scratch), arguments.only)
         if not arguments.quick:
