@@ -1,10 +1,10 @@
-"""One rank of a learner without a buffer: `python -m tests.learner.rank_worker MODEL FOLDER` trains every case and, on
-the lead, writes what came of it."""
+"""One rank of a learner without a buffer: `python -m tests.learner.rank_worker MODEL FOLDER [CASE ...]` trains these
+cases, or all, and on the lead writes what came of each."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,15 +73,15 @@ def train(case: str, model: Path, ranks: Ranks) -> Outcome:
     return Outcome(metrics=metrics, state={name: tensor.clone() for name, tensor in roles.state()})
 
 
-def main(model: Path, folder: Path) -> None:
-    """Every case, one after another."""
+def main(model: Path, folder: Path, cases: Sequence[str]) -> None:
+    """These cases, one after another."""
     start_deepspeed()
     ranks = Ranks.of_process_group()
-    for case in CASES:
+    for case in cases:
         outcome = train(case, model, ranks)
         if ranks.is_lead:
             torch.save((outcome.metrics, outcome.state), folder / f"{case}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(CASES))

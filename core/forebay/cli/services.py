@@ -84,9 +84,9 @@ def buffer_command(arguments: argparse.Namespace) -> int:
 
 
 def learner_command(arguments: argparse.Namespace) -> int:
-    """Serve as one rank, or start all ranks that the run file wants here. Raises UsageError."""
+    """Serve as one rank, or start all ranks that the run file wants. Raises UsageError."""
     run, started = load_run(arguments), is_launched()
-    if not started and run.learner.ranks > 1:
+    if not started and (run.learner.ranks > 1 or run.learner.launcher == "ray"):
         return _start_ranks(run, arguments)
     if started and run.learner.ranks not in (1, ranks()):
         raise UsageError(
@@ -104,8 +104,13 @@ def _start_ranks(run: RunFile, arguments: argparse.Namespace) -> int:
     prepare_home(run)
     model_source(run.model, run.run.seed)  # here, so that not every rank makes it
     flags = [word for flag in run_flags(arguments) for word in flag.arguments]
-    words = ["learner", *map(str, arguments.run_files), *flags]
-    return run_ranks([sys.executable, "-m", "forebay.cli.main", *words], run.learner.ranks)
+    words = ["-m", "forebay.cli.main", "learner", *map(str, arguments.run_files), *flags]
+    if run.learner.launcher == "ray":
+        require("ray", ("ray",))
+        from forebay.fleet.ray_ranks import run_ranks_on_ray
+
+        return run_ranks_on_ray(words, run.learner.ranks, run.learner.cpu_threads or 1)
+    return run_ranks([sys.executable, *words], run.learner.ranks)
 
 
 def relay(arguments: argparse.Namespace) -> int:

@@ -123,6 +123,9 @@ class LearnerSection(Section):
     ranks: Positive = Field(
         default=1, description="processes that train together, started on this machine; torchrun may start them instead"
     )
+    launcher: Literal["local", "ray"] = Field(
+        default="local", description="what starts the ranks: this machine, or the Ray cluster at RAY_ADDRESS"
+    )
     sequence_parallel: Positive = Field(
         default=1, description="ranks that share the tokens of each micro-batch, for long sequences; divides ranks"
     )
