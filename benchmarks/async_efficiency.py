@@ -1,9 +1,9 @@
-"""What asynchrony gains: `python -m benchmarks.async_efficiency [--quick]`.
+"""What asynchrony gains: `python -m benchmarks.async_efficiency [--quick] [--only EXAMPLE] [--section.key=value ...]`.
 
 The sampler has one core, the learner another one. First each works alone: the samplers' whole experience is generated
 while the learner stands still, then trained with nothing to wait for. The slower of the two is what an asynchronous
 run can reach at best, their sum what a run that takes turns needs. Then the same run asynchronously (the run file's
-staleness) and synchronously (staleness 0). Without `--quick` with SmolLM2-135M too.
+staleness) and synchronously (staleness 0). Without `--quick` with SmolLM2-135M too. Dotted flags go to every service.
 Progress goes to standard error; the last line of standard output is one JSON object.
 """
 
@@ -31,21 +31,21 @@ def main(argv: Sequence[str]) -> int:
     """Measure, print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.async_efficiency", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the tiny model only")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--only", choices=STEPS, help="this example alone")
+    arguments, flags = parser.parse_known_args(argv)
+    examples = [arguments.only] if arguments.only else ["quickstart"] if arguments.quick else list(STEPS)
     with tempfile.TemporaryDirectory(prefix="forebay-async-", dir=ROOT.parent) as scratch:
-        found = measure("quickstart", Path(scratch))
-        if not arguments.quick:
-            found["smollm2"] = measure("smollm2", Path(scratch))
+        found = {example: measure(example, Path(scratch), flags) for example in examples}
     print(json.dumps(found))
     return 0
 
 
-def measure(example: str, folder: Path) -> dict[str, Any]:
+def measure(example: str, folder: Path, more: Sequence[str]) -> dict[str, Any]:
     """Seconds a step: generation alone, training alone, both at once, and in turn."""
     steps, run_file = STEPS[example], ROOT / "examples" / f"{example}.toml"
     model_source(load([run_file], {}).model, 0)  # made now, if it has to be
     flags = [f"--learner.steps={steps}", "--learner.checkpoint_every_steps=1000", "--buffer.member_timeout_s=3600"]
-    flags += ["--task.heldout_prompts=0"]
+    flags += ["--task.heldout_prompts=0", *more]
     generation_s, training_s = _alone(Services(folder / f"{example}-alone", run_file, [*flags, _stale(steps)]), steps)
     told = {"generation_step_s": generation_s, "training_step_s": training_s}
     async_s = _together(Services(folder / f"{example}-async", run_file, flags), steps)

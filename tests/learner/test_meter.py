@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from forebay.learner.guards import DegenerateRewards, flat_groups
-from forebay.learner.meter import Measured, StepMeter
+from forebay.learner.meter import Measured, Pass, StepMeter
 from forebay.learner.sample import Sample
 from forebay.wire.trajectory import VersionSpan
 from forebay.wire.version import Version
@@ -41,7 +42,7 @@ def measured(
     """Columns as numbers; entropy 1 everywhere, the weight uncut unless given."""
     b, p, c = (np.asarray(column, np.float64) for column in (behaviour, proximal, current))
     return Measured(
-        current_t=c, proximal_t=p, behaviour_t=b, entropy_t=np.ones(len(b)), samples=samples,
+        current_t=c, proximal_t=p, behaviour_t=b, entropy_t=np.ones(len(b)), samples=samples, loss=0.25,
         weight_t=np.exp(p - b) if weight is None else np.asarray(weight),
         clipped_t=np.zeros(len(b)) if clipped is None else np.asarray(clipped),
     )  # fmt: skip
@@ -49,6 +50,32 @@ def measured(
 
 def k3(d: float) -> float:
     return math.exp(d) - 1 - d
+
+
+def test_a_minibatch_comes_to_the_host_as_it_was() -> None:
+    names = ("current_t", "proximal_t", "behaviour_t", "entropy_t", "weight_t", "clipped_t")
+    lengths, random = (3, 0, 1), torch.Generator().manual_seed(0)
+    passes = [
+        Pass(
+            columns={name: torch.randn(length, generator=random) for name in names},
+            loss=torch.tensor(float(length)),
+            samples=[sample(length, (0, 1))],
+        )
+        for length in lengths
+    ]
+    for one, found in zip(passes, Measured.of(passes), strict=True):
+        assert (found.loss, found.samples) == (float(one.loss), one.samples)
+        for name in names:
+            assert getattr(found, name).tolist() == one.columns[name].tolist()
+
+
+def test_the_distance_to_the_reference_is_told_where_there_is_one() -> None:
+    meter, scored = StepMeter(), replace(sample(2, (0, 4)), reference_t=np.asarray([-1.0, -3.0], np.float32))
+    meter.add(measured([sample(1, (0, 4))], [-1.0], [-1.0], [-5.0]), first=True)
+    assert "reference_kl" not in meter.metrics(step=5)
+    meter.add(measured([scored], [-1.0, -2.0], [-1.0, -2.0], [-1.5, -2.0]), first=True)
+    assert meter.metrics(step=5)["reference_kl"] == pytest.approx((k3(0.5) + k3(-1.0)) / 2)
+    assert meter.metrics(step=5)["loss"] == 0.5, "of the updates, of which there is none yet: at least one is counted"
 
 
 def test_a_sampler_that_computes_other_numbers_is_a_mismatch_and_no_change_of_the_policy() -> None:

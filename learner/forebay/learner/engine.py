@@ -120,8 +120,10 @@ class Engine(Generic[Scores]):
         """Names of the trained weights with a number that is not finite, in what this rank holds of them."""
         named = dict(trained_parameters(self.module))
         held = [getattr(parameter, "ds_tensor", parameter) for parameter in named.values()]
-        fine = torch.stack([part.isfinite().all() for part in held]).tolist()
-        return [name for name, is_fine in zip(named, fine, strict=True) if not is_fine]
+        # One number that is not finite makes the sum so; asking each number takes 20 times as long (on a CPU).
+        fine = torch.stack([part.sum().float() for part in held]).isfinite().tolist()
+        suspects = [name for name, is_fine in zip(named, fine, strict=True) if not is_fine]
+        return [name for name, part in zip(named, held, strict=True) if name in suspects and not part.isfinite().all()]
 
     def optimizer_updates(self) -> int:
         """Updates that were applied since the weights were new: Adam's own count."""

@@ -268,7 +268,7 @@ class Learner:
             if not self._ranks.is_lead:
                 deque(trainer, maxlen=0)
                 return
-            copied = [(name, tensor.detach().cpu().clone()) for name, tensor in trainer]
+            copied = self._writer.copied(trainer)
             save = partial(self._checkpoints.save, counters, self._host, self._model, self._tokenizer, copied)
             self._writer.start(step, save)
 

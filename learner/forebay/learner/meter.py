@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from forebay.learner.packing import on_host
 from forebay.learner.sample import Sample, by_sample
 
 Floats = NDArray[np.float64]
@@ -45,8 +46,17 @@ class Fresh:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What a micro-batch's forward pass leaves on the device."""
+
+    columns: dict[str, torch.Tensor]  #: [t], by the names that they have in `Measured`
+    loss: torch.Tensor  #: a scalar
+    samples: Sequence[Sample]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A micro-batch after its forward pass, brought to the host at once."""
+    """A micro-batch after its forward pass, on the host."""
 
     current_t: Floats
     proximal_t: Floats
@@ -54,13 +64,22 @@ class Measured:
     entropy_t: Floats
     weight_t: Floats
     clipped_t: Floats  #: 0 or 1
+    loss: float
     samples: Sequence[Sample]
 
     @classmethod
-    def of(cls, columns: dict[str, torch.Tensor], samples: Sequence[Sample]) -> Measured:
-        """From tensors [t] by name."""
-        rows = torch.stack([column.detach().double() for column in columns.values()]).cpu().numpy()
-        return cls(**dict(zip(columns, rows, strict=True)), samples=samples)
+    def of(cls, passes: Sequence[Pass]) -> list[Measured]:
+        """All of a minibatch, brought to the host at once: the device is waited for only here."""
+        parts = [torch.stack([x.detach().double() for x in one.columns.values()]).flatten() for one in passes]
+        losses, *rows = on_host([torch.stack([one.loss.detach().double() for one in passes]), *parts])
+        return [
+            cls(
+                **dict(zip(one.columns, own.reshape(len(one.columns), -1), strict=True)),
+                loss=float(loss),
+                samples=one.samples,
+            )
+            for one, loss, own in zip(passes, losses, rows, strict=True)
+        ]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +116,7 @@ class StepMeter:
     def add(self, batch: Measured, *, first: bool) -> Floats:
         """Take a micro-batch in, `first`: of the first epoch; returns its KL [t]."""
         self.seen += len(batch.current_t)
+        self.loss += batch.loss
         self.clipped += float(batch.clipped_t.sum())
         plain_t = np.exp(batch.proximal_t - batch.behaviour_t)
         self.capped += float((batch.weight_t < plain_t * (1 - 1e-6)).sum())

@@ -93,6 +93,7 @@ class MicroBatch:
     value_t: torch.Tensor | None
     return_t: torch.Tensor | None
     samples: tuple[Sample, ...]
+    nucleus: bool  #: whether any top_p is below 1; known here so that nobody has to ask the device
     team: Team | None = None  #: the ranks that share these tokens out
 
     @property
@@ -114,6 +115,13 @@ _TENSORS = (
     "tokens_n", "positions_n", "source_t", "target_t", "behaviour_t", "temperature_t", "top_p_t", "expected_b",
     *COLUMNS,
 )  # fmt: skip
+
+
+def on_host(parts_t: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
+    """What was computed of each micro-batch, fetched at once: the device is waited for once, not for each."""
+    if not parts_t:
+        return []
+    return np.split(torch.cat(list(parts_t)).cpu().numpy(), np.cumsum([len(part_t) for part_t in parts_t])[:-1])
 
 
 def pack(samples: Sequence[Sample], tokens_per_microbatch: int) -> list[MicroBatch]:
@@ -230,6 +238,7 @@ def _microbatch(pieces: list[list[Sample]]) -> MicroBatch:
         ),
         expected_b=torch.tensor([sample.expected for sample in samples], dtype=torch.float32),
         samples=samples,
+        nucleus=any(sample.trajectory.top_p < 1 for sample in samples),
         **columns,
     )
 

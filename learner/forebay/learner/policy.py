@@ -30,7 +30,7 @@ class Policy(nn.Module):
             self._head[0].weight,
             own.of(batch.target_t),
             own.of(batch.temperature_t),
-            own.of(batch.top_p_t) if bool((batch.top_p_t < 1).any()) else None,
+            own.of(batch.top_p_t) if batch.nucleus else None,
         )
         logprob_t, entropy_t = own.everywhere(logprob_o), own.everywhere(entropy_o)
         return logprob_t, entropy_t if self._entropy_gradient else entropy_t.detach()

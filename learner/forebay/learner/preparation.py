@@ -20,9 +20,9 @@ from forebay.learner.advantages.table import estimator
 from forebay.learner.batch import by_group
 from forebay.learner.corrections.group_expectation import expected_logprob
 from forebay.learner.kl import ESTIMATES
-from forebay.learner.packing import MicroBatch, idle, pack
+from forebay.learner.packing import MicroBatch, idle, on_host, pack
 from forebay.learner.roles import Roles
-from forebay.learner.sample import Floats32, Sample
+from forebay.learner.sample import Floats32, Sample, by_sample
 from forebay.obs.phases import PhaseClock
 from forebay.wire.trajectory import Trajectory
 
@@ -82,11 +82,10 @@ class Preparation:
     def _column(
         self, batches: Sequence[MicroBatch], score: Callable[[MicroBatch], torch.Tensor]
     ) -> Iterator[tuple[Sample, Floats32]]:
-        for batch in batches:
-            with self._clock.phase("forward"), torch.no_grad():
-                values = score(batch).float().cpu().numpy()
-            counts = [sample.targets for sample in batch.samples]
-            yield from zip(batch.samples, np.split(values, np.cumsum(counts)[:-1]), strict=True)
+        with self._clock.phase("forward"), torch.no_grad():
+            found = on_host([score(batch).float() for batch in batches])
+        for batch, values_t in zip(batches, found, strict=True):
+            yield from by_sample(batch.samples, values_t)
 
     def _with_advantages(self, groups: Groups, rewards: dict[int, float]) -> Groups:
         episodes = [[self._episode(sample, rewards[id(sample.trajectory)]) for sample in group] for group in groups]

@@ -15,12 +15,13 @@ from forebay.config.models import RunFile
 from forebay.learner.batch import Batch
 from forebay.learner.critic import critic_settings, value_loss
 from forebay.learner.drift import Drift
+from forebay.learner.engine import Engine
 from forebay.learner.guards import DegenerateRewards, Refusals, flat_groups, guard_answers, guard_kl, guard_weights
 from forebay.learner.kl import k3
 from forebay.learner.loss import PolicyLoss
 from forebay.learner.lr import learning_rate
-from forebay.learner.meter import Floats, Measured, StepMeter
-from forebay.learner.packing import MicroBatch
+from forebay.learner.meter import Measured, Pass, StepMeter
+from forebay.learner.packing import MicroBatch, on_host
 from forebay.learner.preparation import Groups, Preparation
 from forebay.learner.roles import Roles
 from forebay.learner.sample import Sample
@@ -107,28 +108,30 @@ class Trainer:
         if not batches:
             return
         totals = Totals.sum(self._ranks.gathered([sample.targets for sample in samples if sample.targets]))
-        for batch in batches:
-            drift.add(batch.samples, self._policy_pass(batch, totals, meter, first))
+        passes = [self._policy_pass(batch, totals) for batch in batches]
+        with self._clock.phase("backward"):  # an accelerator is waited for here, and nowhere before
+            measurements = Measured.of(passes)
+        for measured in measurements:
+            drift.add(measured.samples, meter.add(measured, first=first))
         guard_kl(step, drift, self._settings.max_kl)
-        for batch in batches if self._roles.critic else ():
-            self._critic_pass(batch, totals, meter)
+        if self._roles.critic is not None:
+            losses = [self._critic_pass(self._roles.critic, batch, totals) for batch in batches]
+            meter.value_loss += float(torch.stack(losses).double().sum())
         with self._clock.phase("optimizer"):
             self._update(step, meter)
 
-    def _policy_pass(self, batch: MicroBatch, totals: Totals, meter: StepMeter, first: bool) -> Floats:
-        """Forward, backward, measure; returns the KL [t] to the behaviour policy."""
+    def _policy_pass(self, batch: MicroBatch, totals: Totals) -> Pass:
+        """Forward and backward; what there is to measure stays where it is."""
         with self._clock.phase("forward"):
             logprob_t, entropy_t = self._roles.actor.score(batch)
             tokens = tokens_of(batch, logprob_t)
             loss = self._loss(tokens, entropy_t, batch.reference_t, totals)
         with self._clock.phase("backward"):
             self._roles.actor.accumulate(loss)
-        meter.loss += float(loss.detach())
-        return meter.add(self._measured(tokens, entropy_t, batch.samples), first=first)
+        return Pass(columns=self._columns(tokens, entropy_t), loss=loss.detach(), samples=batch.samples)
 
-    def _critic_pass(self, batch: MicroBatch, totals: Totals, meter: StepMeter) -> None:
-        critic = self._roles.critic
-        assert critic is not None
+    def _critic_pass(self, critic: Engine[torch.Tensor], batch: MicroBatch, totals: Totals) -> torch.Tensor:
+        """Forward and backward; the loss."""
         assert batch.value_t is not None
         assert batch.return_t is not None
         with self._clock.phase("forward"):
@@ -136,11 +139,11 @@ class Trainer:
             loss = value_loss(value_t, batch.value_t, batch.return_t, self._settings.critic.value_clip, totals.tokens)
         with self._clock.phase("backward"):
             critic.accumulate(loss)
-        meter.value_loss += float(loss.detach())
+        return loss.detach()
 
-    def _measured(self, tokens: Tokens, entropy_t: torch.Tensor, samples: Sequence[Sample]) -> Measured:
+    def _columns(self, tokens: Tokens, entropy_t: torch.Tensor) -> dict[str, torch.Tensor]:
         with torch.no_grad():
-            columns = {
+            return {
                 "current_t": tokens.current_t,
                 "proximal_t": tokens.proximal_t,
                 "behaviour_t": tokens.behaviour_t,
@@ -148,7 +151,6 @@ class Trainer:
                 "weight_t": self._loss.correction(tokens),
                 "clipped_t": self._loss.objective.clipped(tokens),
             }
-            return Measured.of(columns, samples)
 
     def _update(self, step: int, meter: StepMeter) -> None:
         update = self._roles.actor.update(learning_rate(self._settings, step))
@@ -172,10 +174,11 @@ class Trainer:
         """A forward pass of the new weights over a few groups."""
         taught = [group for group in groups if self._preparation.useful(group)]
         few = taught[: -(-len(taught) // PROBE)]
-        for batch in self._preparation.packed([sample for group in few for sample in group]):
-            with self._clock.phase("forward"), torch.no_grad():
-                logprob_t = self._roles.actor.score(batch)[0]
-                drift.add(batch.samples, k3(batch.behaviour_t.double(), logprob_t.double()).cpu().numpy())
+        batches = self._preparation.packed([sample for group in few for sample in group])
+        with self._clock.phase("forward"), torch.no_grad():
+            found = [k3(batch.behaviour_t.double(), self._roles.actor.score(batch)[0].double()) for batch in batches]
+            for batch, kl_t in zip(batches, on_host(found), strict=True):
+                drift.add(batch.samples, kl_t)
 
 
 def tokens_of(batch: MicroBatch, logprob_t: torch.Tensor) -> Tokens:
