@@ -39,10 +39,10 @@ def measured(
     clipped: Sequence[float] | None = None,
     weight: Sequence[float] | None = None,
 ) -> Measured:
-    """Columns as numbers; entropy 1 everywhere, the weight uncut unless given."""
+    """Columns as numbers; entropy 1 everywhere, a loss of 1/8 a token, the weight uncut unless given."""
     b, p, c = (np.asarray(column, np.float64) for column in (behaviour, proximal, current))
     return Measured(
-        current_t=c, proximal_t=p, behaviour_t=b, entropy_t=np.ones(len(b)), samples=samples, loss=0.25,
+        current_t=c, proximal_t=p, behaviour_t=b, entropy_t=np.ones(len(b)), samples=samples, loss=len(b) / 8,
         weight_t=np.exp(p - b) if weight is None else np.asarray(weight),
         clipped_t=np.zeros(len(b)) if clipped is None else np.asarray(clipped),
     )  # fmt: skip
@@ -75,7 +75,7 @@ def test_the_distance_to_the_reference_is_told_where_there_is_one() -> None:
     assert "reference_kl" not in meter.metrics(step=5)
     meter.add(measured([scored], [-1.0, -2.0], [-1.0, -2.0], [-1.5, -2.0]), first=True)
     assert meter.metrics(step=5)["reference_kl"] == pytest.approx((k3(0.5) + k3(-1.0)) / 2)
-    assert meter.metrics(step=5)["loss"] == 0.5, "of the updates, of which there is none yet: at least one is counted"
+    assert meter.metrics(step=5)["loss"] == 3 / 8
 
 
 def test_a_sampler_that_computes_other_numbers_is_a_mismatch_and_no_change_of_the_policy() -> None:
