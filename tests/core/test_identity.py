@@ -26,3 +26,26 @@ def test_another_reward_model_is_another_run() -> None:
     [difference] = differences(run_with(), run_with(path="models/other"))
     assert difference == 'reward.models.helpful.path: "models/rm" in the run, "models/other" here'
     assert differences(run_with(), run_with(weight=2.0))
+
+
+def learner_with(**learner: Any) -> str:
+    """The run-defining part of a run with these settings of the learner."""
+    tree = {"run": {"name": "t"}, "model": {"path": "m"}, "task": {"name": "t"}}
+    return run_json(RunFile.model_validate({**tree, "learner": learner}))
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        {"ranks": 2, "launcher": "ray"},
+        {"zero_stage": 3},
+        {"reference": {"address": "127.0.0.1:7095"}},
+        {"reference": {"offload": False}},
+    ],
+)
+def test_where_a_run_is_trained_may_change(moved: dict[str, Any]) -> None:
+    assert learner_with(**moved) == learner_with()
+
+
+def test_another_reference_model_is_another_run() -> None:
+    assert differences(learner_with(), learner_with(reference={"path": "models/other"}))
