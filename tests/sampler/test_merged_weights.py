@@ -43,6 +43,10 @@ def adapter_of(model: Any) -> HostState:
     return state
 
 
+def merged_weights(checkpoint: HostState, served: HostState, scaling: float) -> MergedWeights:
+    return MergedWeights(checkpoint, served, scaling, lambda: checkpoint)
+
+
 def take(weights: MergedWeights, encoded: Encoded) -> HostState:
     """Apply, and read what the engine would."""
     encoded.manifest.model_digest = weights._checkpoint.digest()
@@ -67,7 +71,7 @@ def read(copy: HostCopy) -> HostState:
 
 def test_the_engine_gets_what_peft_would_merge(checkpoint: Path, model: Any) -> None:
     base, adapter = HostState.from_safetensors(checkpoint, "F32"), adapter_of(model)
-    weights = MergedWeights(base, base, ALPHA / RANK)
+    weights = merged_weights(base, base, ALPHA / RANK)
     assert served(weights).digest() == base.digest(), "without an adapter it is the checkpoint"
     anchor = encode_anchor(adapter, version=Version(1, 0))
     found = take(weights, anchor)
@@ -94,7 +98,7 @@ def test_the_engine_gets_what_peft_would_merge(checkpoint: Path, model: Any) -> 
 
 def test_the_sum_is_rounded_once(checkpoint: Path, model: Any) -> None:
     base, adapter = HostState.from_safetensors(checkpoint), adapter_of(model)
-    weights = MergedWeights(base, HostState.from_safetensors(checkpoint, "BF16"), ALPHA / RANK)
+    weights = merged_weights(base, HostState.from_safetensors(checkpoint, "BF16"), ALPHA / RANK)
     anchor = encode_anchor(adapter, version=Version(1, 0))
     anchor.manifest.model_digest = base.digest()
     weights.apply(anchor.manifest, anchor.payload())
@@ -110,7 +114,7 @@ def test_the_sum_is_rounded_once(checkpoint: Path, model: Any) -> None:
 def test_an_adapter_of_another_model_is_refused(checkpoint: Path, model: Any) -> None:
     base, other = HostState.from_safetensors(checkpoint, "F32"), HostState.from_safetensors(checkpoint, "F32")
     other.bits_of(other.names[0])[0] ^= 1
-    weights, anchor = MergedWeights(base, base, 1.0), encode_anchor(adapter_of(model), version=Version(1, 0))
+    weights, anchor = merged_weights(base, base, 1.0), encode_anchor(adapter_of(model), version=Version(1, 0))
     for digest in (other.digest(), b""):
         anchor.manifest.model_digest = digest
         with pytest.raises(OtherModel, match=rf"another model .*\({base.digest().hex()[:12]}\): copy"):
@@ -120,13 +124,34 @@ def test_an_adapter_of_another_model_is_refused(checkpoint: Path, model: Any) ->
     weights.close()
 
 
+def test_a_checkpoint_that_went_bad_in_memory_is_read_again(checkpoint: Path, model: Any) -> None:
+    def fresh() -> HostState:
+        return HostState.from_safetensors(checkpoint, "F32")
+
+    bad, files = fresh(), [fresh()]
+    weights = MergedWeights(bad, fresh(), ALPHA / RANK, lambda: files[0])
+    first = take(weights, encode_anchor(adapter_of(model), version=Version(1, 0)))
+    weights.keep()
+    assert weights.recheck() == []
+    name = next(name for name in bad.names if "q_proj" in name)
+    bad._bytes(name)[0] ^= 1
+    assert served(weights).digest() != first.digest()
+    assert weights.recheck() == [name]
+    assert served(weights).digest() == first.digest()
+    weights._checkpoint._bytes(name)[0] ^= 1
+    files[0] = HostState.from_safetensors(checkpoint, "BF16")
+    with pytest.raises(CorruptWeights, match="others than at the start"):
+        weights.recheck()
+    weights.close()
+
+
 def test_an_adapter_for_other_tensors_is_refused(checkpoint: Path, model: Any) -> None:
     adapter = adapter_of(model)
     renamed = HostState.allocate(
         [TensorSpec(name=s.name.replace("layers.3", "layers.9"), dtype="F32", shape=s.shape) for s in adapter.specs]
     )
     base = HostState.from_safetensors(checkpoint, "F32")
-    weights = MergedWeights(base, base, 1.0)
+    weights = merged_weights(base, base, 1.0)
     with pytest.raises(CorruptWeights, match=r"layers\.9.*the checkpoint does not have"):
         take(weights, encode_anchor(renamed, version=Version(1, 0)))
     weights.close()

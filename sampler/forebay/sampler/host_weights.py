@@ -69,6 +69,13 @@ class HostWeights:
             self._replaced, self._shared = self._shared, SharedState(specs)
         self._undos.append(apply(self.state, manifest, payload, keep_undo=True))
 
+    def recheck(self) -> list[str]:
+        """Names of tensors that went bad in memory; what is applied next must then be an anchor. Reads all of it."""
+        rotten = self.state.recheck()
+        if rotten:
+            self.state.mark_damaged(f"{rotten[0]} went bad in memory")
+        return rotten
+
     def keep(self) -> None:
         """The engine has taken the weights: there is no way back any more."""
         self._undos.clear()

@@ -7,7 +7,7 @@ Generation is as fast as without an adapter. What is fetched, proved and undone 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -27,11 +27,13 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 class MergedWeights(HostWeights):
     """HostWeights whose state is the adapter; the engine gets the model with it. All methods block."""
 
-    def __init__(self, checkpoint: HostState, served: HostState, scaling: float) -> None:
+    def __init__(
+        self, checkpoint: HostState, served: HostState, scaling: float, reread: Callable[[], HostState]
+    ) -> None:
         """`checkpoint`: the model that the adapter belongs to, in the types of its files, kept; `served`: the same in
-        those that the engine gets; `scaling`: alpha / rank."""
+        those that the engine gets; `scaling`: alpha / rank; `reread` gives the checkpoint again."""
         super().__init__([])  # of which tensors the adapter is, its first version says
-        self._checkpoint, self._scaling = checkpoint, scaling
+        self._checkpoint, self._scaling, self._reread = checkpoint, scaling, reread
         self._digest = checkpoint.digest()
         self._merged = SharedState(served.specs)
         self._merged.state.copy_from(served)
@@ -50,6 +52,15 @@ class MergedWeights(HostWeights):
         self.state.require_sound()
         self._merge()
         return self._merged.as_copy(version)
+
+    def recheck(self) -> list[str]:
+        """Of the adapter as of other weights; a checkpoint that went bad is read again, for the next sum."""
+        rotten = self._checkpoint.recheck()
+        if rotten:
+            self._checkpoint = self._reread()
+            if self._checkpoint.digest() != self._digest:
+                raise CorruptWeights("the checkpoint's files are others than at the start: start this sampler again")
+        return rotten + super().recheck()
 
     def put_back(self) -> None:
         """The adapter and the model with it, as they were at the last `keep`."""

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from forebay.buffer.client import BufferClient, PlanOutdated, WeightsDamaged
@@ -145,10 +146,9 @@ class WeightReceiver:
         """Every now and then: does memory hold what the digests say? If not, the next version comes by an anchor."""
         if self._activity.installs % RECHECK_EVERY_INSTALLS:
             return
-        rotten = await asyncio.to_thread(self._host.state.recheck)
+        rotten = await asyncio.to_thread(self._host.recheck)
         if rotten:
             log.error("the host copy of %d tensors went bad in memory, the first is %s", len(rotten), rotten[0])
-            self._host.state.mark_damaged(f"{rotten[0]} went bad in memory")
 
     async def _stage(self, base: Held) -> Staged:
         """Make the newest version in the host copy. A path that does not lead there is replaced by an anchor's."""
@@ -180,10 +180,11 @@ class WeightReceiver:
         if self._adapter_scaling is not None:
             # Not `read`: rounded before the sum as well as after it, a quarter of the weights would be others.
             native = stored_dtypes(self._folder) == {self._dtype}
-            checkpoint = read if native else HostState.from_safetensors(self._folder)
+            reread = partial(HostState.from_safetensors, self._folder)
+            checkpoint = read if native else reread()
             from forebay.sampler.merged_weights import MergedWeights  # torch, for which no other sampler should wait
 
-            self._made = MergedWeights(checkpoint, read, self._adapter_scaling)
+            self._made = MergedWeights(checkpoint, read, self._adapter_scaling, reread)
             return
         self._made = HostWeights(read.specs)
         self._host.state.copy_from(read)
